@@ -1,0 +1,74 @@
+package scsi
+
+import "context"
+
+// TaskAttribute is the SAM task attribute of a command.
+type TaskAttribute uint8
+
+// Task attributes, numbered as in the iSCSI SCSI Command PDU (RFC 7143, 11.3.1).
+const (
+	Untagged    TaskAttribute = 0
+	Simple      TaskAttribute = 1
+	Ordered     TaskAttribute = 2
+	HeadOfQueue TaskAttribute = 3
+	ACA         TaskAttribute = 4
+)
+
+// Status is a SCSI status code (SAM-5, 5.3.1).
+type Status uint8
+
+// Status codes.
+const (
+	Good                Status = 0x00
+	CheckCondition      Status = 0x02
+	ConditionMet        Status = 0x04
+	Busy                Status = 0x08
+	ReservationConflict Status = 0x18
+	TaskSetFull         Status = 0x28
+	ACAActive           Status = 0x30
+	TaskAborted         Status = 0x40
+)
+
+// Data moves the bytes of one command's data phases. The transport implements it;
+// a logical unit never learns whether PDUs or RDMA carried them. Offsets are bytes from
+// the start of the command's data-out or data-in. The transport clips at what the initiator
+// expects (EDTL) and accounts for residuals itself from Result.
+type Data interface {
+	// OutLength and InLength are what the initiator declared to send and to
+	// receive, in bytes.
+	OutLength() int64
+	InLength() int64
+
+	// Receive fills into with data-out from offset off, and returns when all of it is there.
+	// It must not ask for more than OutLength.
+	Receive(ctx context.Context, into [][]byte, off int64) error
+
+	// Send moves from to data-in offset off. The slices may be reused when it returns. Bytes past InLength are dropped
+	// (and counted as overflow by the transport).
+	Send(ctx context.Context, from [][]byte, off int64) error
+}
+
+// Command is one SCSI command as a transport hands it over.
+type Command struct {
+	CDB       []byte // 6 to 260 bytes; unused bytes of a fixed 16-byte field are zero
+	Attribute TaskAttribute
+	Data      Data
+}
+
+// Result ends a command.
+type Result struct {
+	Status Status
+	Sense  []byte // present exactly with CheckCondition; at most 126 bytes
+	// DataIn and DataOut are the lengths, in bytes, that the CDB asked for (SPDTL): the
+	// transport computes residuals from them.
+	DataIn, DataOut int64
+}
+
+// Nexus identifies an I_T nexus for unit attentions and reservations. Two
+// sessions with equal Nexus are the same nexus in sequence.
+type Nexus struct {
+	InitiatorName string // iSCSI name
+	ISID          [6]byte
+	TargetName    string
+	PortalGroup   uint16
+}
