@@ -1,0 +1,440 @@
+// Package config is the configuration of one node: one YAML file, with the command
+// line's flags over it. Every fault is reported at once, with its line where it has one.
+package config
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/isergate/isergate/gateway/units"
+)
+
+// DefaultDataDir is where a node without configuration keeps its data.
+const DefaultDataDir = "isergate-data"
+
+// SocketName is the file name of the API socket in the data directory.
+const SocketName = "api.sock"
+
+// maxSocketPath is what a unix socket address holds on Linux (unix(7)), less the
+// terminating zero.
+const maxSocketPath = 107
+
+// Config is a node's configuration. The zero value of a field means its default;
+// Complete fills the defaults in.
+type Config struct {
+	// DataDir holds the journal, the maps, the read cache, the catalogue and the API socket.
+	DataDir string `yaml:"data_dir"`
+	Bucket  Bucket `yaml:"bucket"`
+	// Portals are where initiators connect.
+	Portals []Portal `yaml:"portals"`
+	// Open lets every initiator use every target. Without it an initiator needs an ACL entry.
+	Open bool `yaml:"open"`
+	// Demo serves a small open LUN on loopback portals.
+	Demo    bool    `yaml:"demo"`
+	API     API     `yaml:"api"`
+	Metrics Metrics `yaml:"metrics"`
+	Log     Log     `yaml:"log"`
+	Cache   Cache   `yaml:"cache"`
+}
+
+// Bucket is the home of the volumes that this node creates.
+type Bucket struct {
+	// URL is s3://bucket/prefix?endpoint=…&region=…, file:///directory or mem:.
+	URL string `yaml:"url"`
+	// SingleWriter accepts a store that has no conditional writes: the operator
+	// vouches that no other node writes to the prefix.
+	SingleWriter bool `yaml:"single_writer"`
+	// Requests bounds how many requests are under way at once.
+	Requests int `yaml:"requests"`
+	// RetryFor bounds how long one request is tried again after transient errors.
+	RetryFor time.Duration `yaml:"retry_for"`
+}
+
+// API says where the admin API is served.
+type API struct {
+	// Socket is the path of the unix socket.
+	Socket string `yaml:"socket"`
+	// Listen is an optional TCP address; it needs the three files.
+	Listen    string `yaml:"listen"`
+	TLSCert   string `yaml:"tls_cert"`
+	TLSKey    string `yaml:"tls_key"`
+	TokenFile string `yaml:"token_file"`
+}
+
+// Metrics says where metrics are served besides the API.
+type Metrics struct {
+	// Listen is a TCP address; empty serves metrics on the API only.
+	Listen string `yaml:"listen"`
+}
+
+// Log says what is logged and how.
+type Log struct {
+	Level  string `yaml:"level"`  // debug, info, warn or error
+	Format string `yaml:"format"` // text or json
+}
+
+// Cache sizes the volume engine.
+type Cache struct {
+	Journal         units.Size    `yaml:"journal"`
+	Segment         units.Size    `yaml:"segment"`
+	Arena           units.Size    `yaml:"arena"`
+	MapMemory       units.Size    `yaml:"map_memory"`
+	ReadCache       units.Size    `yaml:"read_cache"`
+	ReadCacheMemory units.Size    `yaml:"read_cache_memory"`
+	DirtyBudget     units.Size    `yaml:"dirty_budget"`
+	Object          units.Size    `yaml:"object"`
+	ObjectAge       time.Duration `yaml:"object_age"`
+	DestageParallel int           `yaml:"destage_parallel"`
+	UnmetAfter      time.Duration `yaml:"unmet_after"`
+	CommandWait     time.Duration `yaml:"command_wait"`
+}
+
+// Portal is one address at which initiators connect.
+type Portal struct {
+	Listen string // ADDR:PORT
+	// Advertise is what discovery tells initiators, HOST:PORT; empty: the address
+	// that the initiator itself connected to.
+	Advertise string
+}
+
+// ParsePortal reads ADDR:PORT[,advertise=HOST:PORT]. ADDR is an IP address, in brackets for
+// IPv6, or empty for all.
+func ParsePortal(text string) (Portal, error) {
+	listen, rest, more := strings.Cut(text, ",")
+	p := Portal{Listen: listen}
+	host, _, err := splitHostPort(listen)
+	if err != nil {
+		return Portal{}, fmt.Errorf("portal %q: %w", text, err)
+	}
+	if host != "" && net.ParseIP(strings.Trim(host, "[]")) == nil {
+		return Portal{}, fmt.Errorf("portal %q: %q is no IP address: listen on an address of this machine, and advertise a name with advertise=NAME:PORT", text, host)
+	}
+	if !more {
+		return p, nil
+	}
+	value, found := strings.CutPrefix(rest, "advertise=")
+	if !found {
+		return Portal{}, fmt.Errorf("portal %q: only advertise=HOST:PORT may follow the address", text)
+	}
+	host, port, err := splitHostPort(value)
+	if err != nil {
+		return Portal{}, fmt.Errorf("portal %q: advertise: %w", text, err)
+	}
+	if host == "" || port == "0" || strings.ContainsAny(host, ", \t\x00") {
+		return Portal{}, fmt.Errorf("portal %q: advertise needs a host and a port that initiators can connect to", text)
+	}
+	p.Advertise = value
+	return p, nil
+}
+
+func splitHostPort(text string) (host, port string, err error) {
+	host, port, err = net.SplitHostPort(text)
+	if err != nil {
+		return "", "", fmt.Errorf("%q is not ADDR:PORT", text)
+	}
+	if n := len(port); n == 0 || n > 5 || strings.Trim(port, "0123456789") != "" {
+		return "", "", fmt.Errorf("%q is no port number", port)
+	}
+	var number int
+	if _, err := fmt.Sscanf(port, "%d", &number); err != nil || number > 65535 {
+		return "", "", fmt.Errorf("%q is no port number", port)
+	}
+	return host, port, nil
+}
+
+// Loopback reports whether the portal can be reached from this machine only.
+func (p Portal) Loopback() bool {
+	host, _, err := net.SplitHostPort(p.Listen)
+	if err != nil {
+		return false
+	}
+	ip := net.ParseIP(host)
+	return ip != nil && ip.IsLoopback()
+}
+
+// String is the inverse of ParsePortal.
+func (p Portal) String() string {
+	if p.Advertise == "" {
+		return p.Listen
+	}
+	return p.Listen + ",advertise=" + p.Advertise
+}
+
+// Flags are the values given on the command line; nil fields were not given.
+type Flags struct {
+	DataDir   *string
+	Bucket    *string
+	Portals   []string
+	Open      *bool
+	Demo      *bool
+	LogFormat *string
+	LogLevel  *string
+}
+
+// Load reads the file, if path is not empty, lays the flags over it, fills the defaults in
+// and validates. The error joins all faults, one a line.
+func Load(path string, flags Flags) (Config, error) {
+	var (
+		c      Config
+		lines  map[string]int
+		faults []error
+	)
+	if path != "" {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return Config{}, fmt.Errorf("configuration file: %w", err)
+		}
+		var bad []Fault
+		c, lines, bad = Parse(text)
+		for _, fault := range bad {
+			faults = append(faults, fault.in(path))
+		}
+	}
+	faults = append(faults, c.apply(flags, lines)...)
+	for _, fault := range c.Complete() {
+		fault.Line = lines[fault.Key]
+		faults = append(faults, fault.in(path))
+	}
+	if len(faults) > 0 {
+		return Config{}, errors.Join(faults...)
+	}
+	return c, nil
+}
+
+// apply lays the flags over c. A key that a flag replaced loses its line.
+func (c *Config) apply(flags Flags, lines map[string]int) (faults []error) {
+	text := func(to *string, from *string, key string) {
+		if from != nil {
+			*to = *from
+			delete(lines, key)
+		}
+	}
+	text(&c.DataDir, flags.DataDir, "data_dir")
+	text(&c.Bucket.URL, flags.Bucket, "bucket.url")
+	text(&c.Log.Format, flags.LogFormat, "log.format")
+	text(&c.Log.Level, flags.LogLevel, "log.level")
+	if flags.Open != nil {
+		c.Open = *flags.Open
+	}
+	if flags.Demo != nil {
+		c.Demo = *flags.Demo
+	}
+	if flags.Portals != nil {
+		c.Portals = nil
+		delete(lines, "portals")
+	}
+	for _, text := range flags.Portals {
+		p, err := ParsePortal(text)
+		if err != nil {
+			faults = append(faults, fmt.Errorf("--portal: %w", err))
+			continue
+		}
+		c.Portals = append(c.Portals, p)
+	}
+	return faults
+}
+
+// Fault is one thing wrong with a configuration.
+type Fault struct {
+	Key  string // dotted path, for example api.tls_key; may be empty
+	Line int    // in the file, from 1; 0 when the value is not from the file
+	Text string
+}
+
+func (f Fault) in(path string) error {
+	where := f.Key
+	if f.Line > 0 {
+		where = fmt.Sprintf("%s:%d: %s", path, f.Line, f.Key)
+	}
+	if f.Key == "" {
+		return fmt.Errorf("%s%s", where, f.Text)
+	}
+	return fmt.Errorf("%s: %s", where, f.Text)
+}
+
+// Complete fills the defaults in and returns every fault of what results. Relative paths become
+// absolute.
+func (c *Config) Complete() (faults []Fault) {
+	fault := func(key, format string, args ...any) {
+		faults = append(faults, Fault{Key: key, Text: fmt.Sprintf(format, args...)})
+	}
+	absolute := func(path *string, key string) {
+		if *path == "" {
+			return
+		}
+		full, err := filepath.Abs(*path)
+		if err != nil {
+			fault(key, "%v", err)
+			return
+		}
+		*path = full
+	}
+
+	if c.DataDir == "" {
+		c.DataDir = DefaultDataDir
+	}
+	absolute(&c.DataDir, "data_dir")
+	if c.Bucket.URL == "" {
+		c.Bucket.URL = "file://" + filepath.ToSlash(filepath.Join(c.DataDir, "bucket"))
+	}
+	c.completeBucket(fault)
+
+	if len(c.Portals) == 0 {
+		c.Portals = []Portal{{Listen: "127.0.0.1:3260"}}
+	}
+	seen := map[string]bool{}
+	for _, p := range c.Portals {
+		if seen[p.Listen] && !strings.HasSuffix(p.Listen, ":0") {
+			fault("portals", "%s is there twice", p.Listen)
+		}
+		seen[p.Listen] = true
+		if c.Demo && !p.Loopback() {
+			fault("portals", "%s is not a loopback address, and --demo is open to everyone who can connect: use 127.0.0.1, or serve without --demo and add ACL entries", p.Listen)
+		}
+	}
+
+	if c.API.Socket == "" {
+		c.API.Socket = filepath.Join(c.DataDir, SocketName)
+	}
+	absolute(&c.API.Socket, "api.socket")
+	if len(c.API.Socket) > maxSocketPath {
+		fault("api.socket", "%s is longer than the %d bytes that a unix socket may have: set a shorter one", c.API.Socket, maxSocketPath)
+	}
+	c.completeListeners(fault)
+	absolute(&c.API.TLSCert, "api.tls_cert")
+	absolute(&c.API.TLSKey, "api.tls_key")
+	absolute(&c.API.TokenFile, "api.token_file")
+
+	if c.Log.Level == "" {
+		c.Log.Level = "info"
+	}
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(c.Log.Level)); err != nil {
+		fault("log.level", "%q is no level: use debug, info, warn or error", c.Log.Level)
+	}
+	if c.Log.Format == "" {
+		c.Log.Format = "text"
+	}
+	if c.Log.Format != "text" && c.Log.Format != "json" {
+		fault("log.format", "%q is no format: use text or json", c.Log.Format)
+	}
+	c.Cache.complete(c.Demo, fault)
+	return faults
+}
+
+type faultFunc func(key, format string, args ...any)
+
+func (c *Config) completeBucket(fault faultFunc) {
+	scheme, rest, ok := strings.Cut(c.Bucket.URL, ":")
+	switch {
+	case !ok:
+		fault("bucket.url", "%q is no bucket URL: use s3://bucket/prefix, file:///directory or mem:", c.Bucket.URL)
+	case scheme == "s3" || scheme == "mem":
+	case scheme == "file":
+		if !strings.HasPrefix(rest, "///") {
+			fault("bucket.url", "%q needs an absolute path: file:///directory", c.Bucket.URL)
+		}
+	default:
+		fault("bucket.url", "%q is no scheme of a bucket URL: use s3, file or mem", scheme)
+	}
+	if c.Bucket.Requests == 0 {
+		c.Bucket.Requests = 32
+	}
+	if c.Bucket.Requests < 1 || c.Bucket.Requests > 1024 {
+		fault("bucket.requests", "%d is outside 1 to 1024", c.Bucket.Requests)
+	}
+	if c.Bucket.RetryFor == 0 {
+		c.Bucket.RetryFor = 30 * time.Second
+	}
+	if c.Bucket.RetryFor < 0 || c.Bucket.RetryFor > time.Hour {
+		fault("bucket.retry_for", "%s is outside 0s to 1h", c.Bucket.RetryFor)
+	}
+}
+
+func (c *Config) completeListeners(fault faultFunc) {
+	if c.API.Listen != "" {
+		if _, _, err := splitHostPort(c.API.Listen); err != nil {
+			fault("api.listen", "%v", err)
+		}
+		for _, need := range []struct{ key, value, what string }{
+			{"api.tls_cert", c.API.TLSCert, "a certificate"},
+			{"api.tls_key", c.API.TLSKey, "a private key"},
+			{"api.token_file", c.API.TokenFile, "a file with the token that clients present"},
+		} {
+			if need.value == "" {
+				fault(need.key, "api.listen needs %s here: the API is served on TCP only with TLS and a token", need.what)
+			}
+		}
+	}
+	if c.Metrics.Listen != "" {
+		if _, _, err := splitHostPort(c.Metrics.Listen); err != nil {
+			fault("metrics.listen", "%v", err)
+		}
+	}
+}
+
+func (c *Cache) complete(demo bool, fault faultFunc) {
+	journal, readCache := 4*units.GiB, 4*units.GiB
+	if demo {
+		journal, readCache = units.GiB, units.GiB
+	}
+	sizes := []struct {
+		key                string
+		value              *units.Size
+		usual, least, most units.Size
+	}{
+		{"cache.journal", &c.Journal, journal, 64 * units.MiB, 16 * units.TiB},
+		{"cache.segment", &c.Segment, 64 * units.MiB, 16 * units.MiB, units.GiB},
+		{"cache.arena", &c.Arena, 256 * units.MiB, 32 * units.MiB, units.TiB},
+		{"cache.map_memory", &c.MapMemory, 256 * units.MiB, 16 * units.MiB, units.TiB},
+		{"cache.read_cache", &c.ReadCache, readCache, 64 * units.MiB, 64 * units.TiB},
+		{"cache.read_cache_memory", &c.ReadCacheMemory, 128 * units.MiB, 16 * units.MiB, units.TiB},
+		{"cache.object", &c.Object, 8 * units.MiB, units.MiB, 64 * units.MiB},
+	}
+	for _, s := range sizes {
+		if *s.value == 0 {
+			*s.value = s.usual
+		}
+		if *s.value < s.least || *s.value > s.most {
+			fault(s.key, "%s is outside %s to %s", *s.value, s.least, s.most)
+		}
+	}
+	if c.Journal < 4*c.Segment {
+		fault("cache.journal", "%s is less than four segments of %s: make the journal larger or cache.segment smaller", c.Journal, c.Segment)
+	}
+	if c.DirtyBudget == 0 {
+		c.DirtyBudget = c.Journal / 4
+	}
+	if c.DirtyBudget > c.Journal || c.DirtyBudget < units.MiB {
+		fault("cache.dirty_budget", "%s is outside 1MiB to the journal's %s", c.DirtyBudget, c.Journal)
+	}
+	times := []struct {
+		key                string
+		value              *time.Duration
+		usual, least, most time.Duration
+	}{
+		{"cache.object_age", &c.ObjectAge, 5 * time.Second, 10 * time.Millisecond, time.Hour},
+		{"cache.unmet_after", &c.UnmetAfter, 10 * time.Second, 10 * time.Millisecond, time.Hour},
+		{"cache.command_wait", &c.CommandWait, 20 * time.Second, 10 * time.Millisecond, time.Minute},
+	}
+	for _, d := range times {
+		if *d.value == 0 {
+			*d.value = d.usual
+		}
+		if *d.value < d.least || *d.value > d.most {
+			fault(d.key, "%s is outside %s to %s", *d.value, d.least, d.most)
+		}
+	}
+	if c.DestageParallel == 0 {
+		c.DestageParallel = 8
+	}
+	if c.DestageParallel < 1 || c.DestageParallel > 256 {
+		fault("cache.destage_parallel", "%d is outside 1 to 256", c.DestageParallel)
+	}
+}
