@@ -7,11 +7,11 @@ type TaskAttribute uint8
 
 // Task attributes, numbered as in the iSCSI SCSI Command PDU (RFC 7143, 11.3.1).
 const (
-	Untagged    TaskAttribute = 0
+	Untagged    TaskAttribute = 0 // treated as Simple
 	Simple      TaskAttribute = 1
 	Ordered     TaskAttribute = 2
 	HeadOfQueue TaskAttribute = 3
-	ACA         TaskAttribute = 4
+	ACA         TaskAttribute = 4 // refused: no auto contingent allegiance
 )
 
 // Status is a SCSI status code (SAM-5, 5.3.1).
@@ -31,36 +31,50 @@ const (
 
 // Data moves the bytes of one command's data phases. The transport implements it;
 // a logical unit never learns whether PDUs or RDMA carried them. Offsets are bytes from
-// the start of the command's data-out or data-in. The transport clips at what the initiator
-// expects (EDTL) and accounts for residuals itself from Result.
+// the start of the command's data-out or data-in. The transport clips at what the
+// initiator expects (EDTL) and accounts for residuals itself from Result.
+//
+// A logical unit calls the methods of one Data from one goroutine at a time.
 type Data interface {
 	// OutLength and InLength are what the initiator declared to send and to
 	// receive, in bytes.
 	OutLength() int64
 	InLength() int64
 
-	// Receive fills into with data-out from offset off, and returns when all of it is there.
-	// It must not ask for more than OutLength.
+	// Receive fills into with data-out from offset off, and returns when all of it
+	// is there. It is never asked for bytes past OutLength; within one command the
+	// offsets ascend without gaps. An error that is a *SenseError ends the command
+	// with that sense.
 	Receive(ctx context.Context, into [][]byte, off int64) error
 
-	// Send moves from to data-in offset off. The slices may be reused when it returns. Bytes past InLength are dropped
-	// (and counted as overflow by the transport).
+	// Send moves from to data-in offset off. The slices may be reused when it
+	// returns. Bytes past InLength are dropped (and counted as overflow by the
+	// transport). Within one command the offsets ascend without gaps.
 	Send(ctx context.Context, from [][]byte, off int64) error
 }
 
-// Command is one SCSI command as a transport hands it over.
+// Command is one SCSI command as a transport hands it over. It is used for one
+// command only, and must not be copied after Admit or Execute saw it.
 type Command struct {
 	CDB       []byte // 6 to 260 bytes; unused bytes of a fixed 16-byte field are zero
 	Attribute TaskAttribute
 	Data      Data
+
+	// Abort, if not nil, ends the ctx that Execute was given. The logical unit calls
+	// it when another nexus's task management function ends the command (CLEAR TASK
+	// SET, a reset); it must not block, and may be called after Execute returned.
+	Abort func()
+
+	call *call // set by Admit
 }
 
 // Result ends a command.
 type Result struct {
 	Status Status
 	Sense  []byte // present exactly with CheckCondition; at most 126 bytes
-	// DataIn and DataOut are the lengths, in bytes, that the CDB asked for (SPDTL): the
-	// transport computes residuals from them.
+	// DataIn and DataOut are the lengths, in bytes, that the command asked to move
+	// (SPDTL): the transport computes residuals from them. They are zero where a
+	// command failed before it asked for data.
 	DataIn, DataOut int64
 }
 
