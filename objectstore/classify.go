@@ -187,7 +187,13 @@ func statusSentinel(status int, code string) error {
 		return ErrUnsupported
 	case http.StatusInsufficientStorage:
 		return ErrFull
-	case http.StatusRequestTimeout, http.StatusConflict, http.StatusTooEarly, http.StatusTooManyRequests:
+	case http.StatusConflict:
+		switch code {
+		case "ExistingObjectIsDirectory", "ObjectParentIsFile":
+			return ErrInvalid // a store on a file system: "a" and "a/b" cannot both exist
+		}
+		return ErrTransient
+	case http.StatusRequestTimeout, http.StatusTooEarly, http.StatusTooManyRequests:
 		return ErrTransient
 	}
 	if status >= 400 && status < 500 {

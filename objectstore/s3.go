@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -17,6 +18,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/credentials"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
+	"github.com/aws/smithy-go/logging"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -64,6 +66,7 @@ func openS3(ctx context.Context, loc Location, o Options) (Bucket, error) {
 		b.root = loc.Prefix + "/"
 	}
 	cfg.Credentials = &chain{cfg.Credentials}
+	cfg.Logger = sdkLogger{o.Logger}
 	b.client = s3.NewFromConfig(cfg, func(c *s3.Options) {
 		c.HTTPClient = newHTTPClient(b.transport, o)
 		c.Retryer = aws.NopRetryer{} // WithRetry retries, and knows which outcomes are unknown
@@ -105,6 +108,13 @@ func (c *chain) Retrieve(ctx context.Context) (aws.Credentials, error) {
 		err = fmt.Errorf("%w: no credentials: %w", ErrDenied, err)
 	}
 	return got, err
+}
+
+// sdkLogger carries what the SDK remarks, all of it of use only while debugging.
+type sdkLogger struct{ *slog.Logger }
+
+func (l sdkLogger) Logf(c logging.Classification, format string, args ...any) {
+	l.Debug("AWS SDK remark", "class", string(c), "text", fmt.Sprintf(format, args...))
 }
 
 // begin bounds ctx by the life of the bucket.

@@ -1,0 +1,144 @@
+package objectstore_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/isergate/isergate/objectstore"
+	"github.com/isergate/isergate/objectstore/buckettest"
+	"github.com/isergate/isergate/objectstore/s3test"
+)
+
+// TestServers runs the conformance suite, and what only a server can show, against real
+// S3 servers.
+func TestServers(t *testing.T) {
+	for _, kind := range s3test.Kinds {
+		t.Run(string(kind), func(t *testing.T) {
+			server := s3test.New(t, kind)
+			if err := server.CreateBucket(t.Context(), "suite"); err != nil {
+				t.Fatal(err)
+			}
+			var n atomic.Int64
+			t.Run("suite", func(t *testing.T) {
+				// versitygw keeps objects as files.
+				limits := buckettest.Limits{NoKeyBelowKey: kind == s3test.Versitygw}
+				buckettest.RunWithin(t, limits, func(t *testing.T) objectstore.Bucket {
+					return openAt(t, server.URL("suite", fmt.Sprintf("some/pre fix/%d", n.Add(1))), server.Credentials())
+				})
+			})
+			t.Run("no prefix", func(t *testing.T) { noPrefix(t, server) })
+			t.Run("denied", func(t *testing.T) { denied(t, server) })
+			t.Run("no bucket", func(t *testing.T) { noBucket(t, server) })
+			t.Run("single writer", func(t *testing.T) { singleWriter(t, server) })
+			t.Run("restart", func(t *testing.T) { restart(t, server) })
+		})
+	}
+}
+
+func openAt(t *testing.T, url string, c *objectstore.Credentials) objectstore.Bucket {
+	t.Helper()
+	b, err := objectstore.Open(t.Context(), url, objectstore.Options{Credentials: c})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { b.Close() })
+	return b
+}
+
+// wantClass runs every operation and wants each to fail with class.
+func wantClass(t *testing.T, b objectstore.Bucket, sentinel error, class objectstore.Class) {
+	t.Helper()
+	ctx := t.Context()
+	_, getErr := b.Get(ctx, "k", 10)
+	_, rangeErr := b.GetRange(ctx, "k", 0, make([]byte, 3))
+	_, headErr := b.Head(ctx, "k")
+	_, listErr := b.List(ctx, "", "", 10)
+	for name, err := range map[string]error{
+		"put":        b.PutIfAbsent(ctx, "k", []byte("k")),
+		"get":        getErr,
+		"range":      rangeErr,
+		"head":       headErr,
+		"list":       listErr,
+		"delete":     b.Delete(ctx, "k"),
+		"delete two": b.Delete(ctx, "k", "l"),
+	} {
+		if !errors.Is(err, sentinel) || objectstore.Classify(err) != class {
+			t.Errorf("%s: class %v, want %v: %v", name, objectstore.Classify(err), class, err)
+		}
+		if objectstore.Advice(err) == "" {
+			t.Errorf("%s: no advice for %v", name, err)
+		}
+	}
+}
+
+func noPrefix(t *testing.T, server *s3test.Server) {
+	b, err := server.Open(t.Context(), "bare", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	if err := b.PutIfAbsent(t.Context(), "a/b", []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	page, err := b.List(t.Context(), "", "", 1000)
+	if err != nil || len(page) != 1 || page[0].Key != "a/b" {
+		t.Fatalf("%v, %v", page, err)
+	}
+}
+
+func denied(t *testing.T, server *s3test.Server) {
+	badSecret := server.Credentials()
+	badSecret.SecretAccessKey += "x"
+	wantClass(t, openAt(t, server.URL("suite", "denied"), badSecret), objectstore.ErrDenied, objectstore.ClassDenied)
+	badKey := server.Credentials()
+	badKey.AccessKeyID = "AKNOBODY"
+	wantClass(t, openAt(t, server.URL("suite", "denied"), badKey), objectstore.ErrDenied, objectstore.ClassDenied)
+}
+
+func noBucket(t *testing.T, server *s3test.Server) {
+	wantClass(t, openAt(t, server.URL("missing-bucket", "x"), server.Credentials()), objectstore.ErrNoBucket, objectstore.ClassInvalid)
+}
+
+func singleWriter(t *testing.T, server *s3test.Server) {
+	b, err := objectstore.Open(t.Context(), server.URL("suite", "single"), objectstore.Options{Credentials: server.Credentials(), SingleWriter: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	if err := b.PutIfAbsent(t.Context(), "k", []byte("one")); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.PutIfAbsent(t.Context(), "k", []byte("two")); !errors.Is(err, objectstore.ErrExists) {
+		t.Fatalf("got %v", err)
+	}
+	if got, err := b.Get(t.Context(), "k", 10); err != nil || string(got) != "one" {
+		t.Fatalf("%q, %v", got, err)
+	}
+}
+
+// restart kills the server: the bucket reports an outage, and works again afterwards.
+func restart(t *testing.T, server *s3test.Server) {
+	b := openAt(t, server.URL("suite", "restart"), server.Credentials())
+	if err := b.PutIfAbsent(t.Context(), "before", []byte("before")); err != nil {
+		t.Fatal(err)
+	}
+	server.Kill()
+	if err := b.PutIfAbsent(t.Context(), "during", nil); objectstore.Classify(err) != objectstore.ClassTransient {
+		t.Fatalf("put during the outage: %v", err)
+	}
+	if _, err := b.Get(t.Context(), "before", 10); objectstore.Classify(err) != objectstore.ClassTransient {
+		t.Fatalf("get during the outage: %v", err)
+	}
+	if err := server.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := b.Get(t.Context(), "before", 10); err != nil || string(got) != "before" {
+		t.Fatalf("after: %q, %v", got, err)
+	}
+	if !strings.Contains(b.URL(), "restart") {
+		t.Fatalf("URL %q", b.URL())
+	}
+}

@@ -1,0 +1,94 @@
+package s3test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+)
+
+// spec is a program to run in the background.
+type spec struct {
+	log  string // file that gets its output
+	env  []string
+	argv []string
+}
+
+// process is a child that is killed when this process ends, in whatever way: a shell
+// beside it waits for the end of a pipe that only this process holds open.
+type process struct {
+	spec spec
+	cmd  *exec.Cmd
+	pipe *os.File
+	done chan struct{} // closed when it has ended
+	err  error         // its end, valid once done is closed
+}
+
+const guard = `"$@" </dev/null 3<&- &
+child=$!
+{ read -r _ <&3; kill -9 $child; } 2>/dev/null &
+guard=$!
+exec 3<&-
+wait $child
+status=$?
+kill $guard 2>/dev/null
+exit $status`
+
+func startProcess(s spec) (*process, error) {
+	log, err := os.OpenFile(s.log, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	cmd := exec.Command("/bin/sh", append([]string{"-c", guard, "sh"}, s.argv...)...)
+	cmd.Env = append(os.Environ(), s.env...)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.ExtraFiles = []*os.File{r}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		w.Close()
+		return nil, fmt.Errorf("s3test: start %s: %w", s.argv[0], err)
+	}
+	p := &process{spec: s, cmd: cmd, pipe: w, done: make(chan struct{})}
+	go func() {
+		p.err = cmd.Wait()
+		close(p.done)
+	}()
+	return p, nil
+}
+
+// kill ends the process at once and waits for that. It may be called twice.
+func (p *process) kill() {
+	p.signal(syscall.SIGKILL)
+	p.pipe.Close()
+	<-p.done
+}
+
+func (p *process) suspend() error { return p.signal(syscall.SIGSTOP) }
+func (p *process) resume() error  { return p.signal(syscall.SIGCONT) }
+
+// signal reaches the whole process group.
+func (p *process) signal(sig syscall.Signal) error {
+	select {
+	case <-p.done:
+		return errors.New("s3test: server has ended")
+	default:
+		return syscall.Kill(-p.cmd.Process.Pid, sig)
+	}
+}
+
+// tail returns the end of the output on one line.
+func (p *process) tail() string {
+	out, _ := os.ReadFile(p.spec.log)
+	if len(out) > 1000 {
+		out = out[len(out)-1000:]
+	}
+	return strings.Join(strings.Fields(string(out)), " ")
+}
