@@ -14,13 +14,13 @@ type Coarse struct {
 // worth an element of a Coarse; below it, each page gets an entry of its own.
 const MinCoarse = 64
 
-// Split cuts e into the whole pages that belong into a Coarse, and what lies before
-// and behind them. mid is empty (Sectors 0) if e does not belong there; then all of
-// e is in head.
-func Split(e Extent) (head, mid, tail Extent) {
+// Split cuts e, if it is Zero or Same and covers at least atLeast (> 0) whole pages,
+// into these, and what lies before and behind them. Otherwise all of e is in head,
+// and mid is empty (Sectors 0).
+func Split(e Extent, atLeast uint64) (head, mid, tail Extent) {
 	from := (e.Start + pageMask) &^ pageMask
 	to := e.End() &^ pageMask
-	if e.Kind == Data || to < from || to-from < MinCoarse*PageSectors {
+	if e.Kind == Data || to < from || to-from < atLeast*PageSectors {
 		return e, Extent{}, Extent{}
 	}
 	if from > e.Start {

@@ -91,7 +91,7 @@ func checkRange(start, n uint64) {
 // an equal or lower one is replaced.
 func (m *Map) Insert(e Extent) {
 	checkRange(e.Start, e.Sectors)
-	head, mid, tail := Split(e)
+	head, mid, tail := Split(e, MinCoarse)
 	m.insertPages(head)
 	if mid.Sectors > 0 {
 		m.coarse.Insert(mid)
