@@ -148,6 +148,9 @@ func (v *Inventory) Unit(lun uint64) *LogicalUnit {
 	return (*v.luns.Load())[number]
 }
 
+// Exists reports whether there is a logical unit at lun.
+func (v *Inventory) Exists(lun uint64) bool { return v.Unit(lun) != nil }
+
 // NexusEstablished begins a nexus with every logical unit, present and to come. A
 // transport calls it once a login is complete, before the first command.
 func (v *Inventory) NexusEstablished(n Nexus) {
@@ -221,6 +224,30 @@ func (v *Inventory) ClearTaskSet(ctx context.Context, issuer Nexus, lun uint64) 
 		return ErrLUNAbsent
 	}
 	return u.ClearTaskSet(ctx, issuer)
+}
+
+// CommandsCleared tells the nexus that commands of its own ended without a status: unit
+// attention SOME COMMANDS CLEARED BY ISCSI PROTOCOL EVENT (RFC 7143, 11.5.1).
+func (v *Inventory) CommandsCleared(n Nexus, lun uint64) {
+	if u := v.Unit(lun); u != nil {
+		u.raiseFor(n, uaCleared)
+	}
+}
+
+// UnitAttention returns the oldest unit attention that is pending for the nexus on the
+// unit at lun, and leaves it pending (QUERY ASYNCHRONOUS EVENT, SAM-5, 7.10).
+func (v *Inventory) UnitAttention(n Nexus, lun uint64) (key SenseKey, asc, ascq uint8, pending bool) {
+	u := v.Unit(lun)
+	if u == nil {
+		return NoSense, 0, 0, false
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	s := u.nexuses[n]
+	if s == nil || len(s.attentions) == 0 {
+		return NoSense, 0, 0, false
+	}
+	return UnitAttention, s.attentions[0].asc, s.attentions[0].ascq, true
 }
 
 // executeAbsent answers a command to a LUN without a logical unit.

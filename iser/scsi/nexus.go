@@ -17,6 +17,7 @@ var (
 	uaNexusLoss     = attention{0x29, 0x07}
 	uaModeChanged   = attention{0x2A, 0x01}
 	uaCapacity      = attention{0x2A, 0x09}
+	uaCleared       = attention{0x47, 0x7F} // some commands cleared by iSCSI protocol event
 	uaLUNsChanged   = attention{0x3F, 0x0E}
 )
 

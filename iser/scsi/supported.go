@@ -105,7 +105,8 @@ func describeOne(op *operation, timeouts bool) []byte {
 	return b
 }
 
-// reportSupportedTMFs is REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS (SPC-4, 6.36).
+// reportSupportedTMFs is REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS (SPC-4, 6.36). The
+// functions of byte 1, and QUERY TASK, need iSCSIProtocolLevel 2 (RFC 7144).
 func reportSupportedTMFs(ctx context.Context, c *call) Result {
 	const (
 		repd         = 0x80
@@ -113,10 +114,16 @@ func reportSupportedTMFs(ctx context.Context, c *call) Result {
 		abortTaskSet = 0x40
 		clearTaskSet = 0x10
 		lunReset     = 0x08
+		queryTask    = 0x04
 		targetReset  = 0x02
+
+		queryAsync   = 0x04
+		queryTaskSet = 0x02
+		nexusReset   = 0x01
 	)
 	b := make([]byte, 4, 16)
-	b[0] = abortTask | abortTaskSet | clearTaskSet | lunReset | targetReset
+	b[0] = abortTask | abortTaskSet | clearTaskSet | lunReset | queryTask | targetReset
+	b[1] = queryAsync | queryTaskSet | nexusReset
 	if c.cdb[2]&repd != 0 {
 		b = b[:16]
 		b[3] = 12 // no timeouts are recommended
