@@ -1,0 +1,44 @@
+# make build   the binary, bin/isergate
+# make test    installs what the tests need (Debian, Ubuntu), then runs all of them
+# make lint    formatting, go.mod, vet, staticcheck
+# make fuzz    each fuzz target for FUZZTIME=2m
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/isergate
+STATICCHECK := $(CACHE)/staticcheck-$(shell sed -n 's|^require honnef.co/go/tools v||p' .ci/tools/go.mod)
+
+.PHONY: build test lint unit race fuzz install
+
+build:
+	CGO_ENABLED=0 go build -trimpath -o bin/isergate ./cmd/isergate
+
+# One step after another, each with its output: the first that fails ends the run.
+test:
+	.ci/install
+	$(MAKE) --no-print-directory lint
+	$(MAKE) --no-print-directory build
+	$(MAKE) --no-print-directory unit
+	$(MAKE) --no-print-directory race
+
+install:
+	.ci/install
+
+lint:
+	unformatted=$$(gofmt -l .)
+	[ -z "$$unformatted" ] || { echo "not formatted by gofmt: $$unformatted" >&2; exit 1; }
+	go mod tidy -diff
+	go vet ./...
+	$(STATICCHECK) ./...
+
+# Everything, real initiators and S3 servers included. A missing one is a failure here.
+unit:
+	ISERGATE_REQUIRE_ALL=1 go test -count=1 -timeout 12m ./...
+
+# The same under the race detector, without the slowest servers and the long runs.
+race:
+	go test -count=1 -race -short -timeout 12m ./...
+
+fuzz:
+	.ci/fuzz
