@@ -278,6 +278,9 @@ func (r *recovery) recoverFrom(newest *segment) error {
 }
 
 func (r *recovery) admit(s *segment, c *cursor) {
+	if s.crc == nil {
+		s.crc = make([]uint32, s.blocks)
+	}
 	s.next, s.sealed = c.next, c.sealed
 	r.j.live = append(r.j.live, s)
 }

@@ -141,6 +141,19 @@ func (m *Mem) Corrupt(name string, off int64, mask []byte) error {
 	return nil
 }
 
+// LoseUnsynced does to a file what a failed sync does on Linux: its unsynced sectors stay readable but count as
+// clean, so that no later sync makes them durable unless they are written again. Call it from a Hook
+// that fails the sync.
+func (m *Mem) LoseUnsynced(name string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if n := m.names[filepath.Clean(name)]; n != nil {
+		for _, p := range n.dirty {
+			p.lost = p.dirty
+		}
+	}
+}
+
 // OpenFile implements FS.
 func (m *Mem) OpenFile(name string, flag int, _ fs.FileMode) (File, error) {
 	name = filepath.Clean(name)

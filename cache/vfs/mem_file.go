@@ -27,6 +27,7 @@ type memPage struct {
 	data  [pageSize]byte
 	old   *[pageSize]byte // durable content; nil when it equals data
 	dirty uint8           // bit per sector that differs, or may differ, from old
+	lost  uint8           // sectors in dirty that the system takes for clean: no sync writes them
 }
 
 func newMemNode() *memNode {
@@ -67,6 +68,7 @@ func (n *memNode) writePage(i, at int64, b []byte) {
 	copy(p.data[at:], b)
 	for s := at / SectorSize; s <= (at+int64(len(b))-1)/SectorSize; s++ {
 		p.dirty |= 1 << s
+		p.lost &^= 1 << s
 	}
 	n.dirty[i] = p
 }
@@ -85,12 +87,21 @@ func (n *memNode) truncate(size int64) {
 
 func (n *memNode) sync() {
 	for i, p := range n.dirty {
-		p.old, p.dirty = nil, 0
+		for s := range sectorsPerPage {
+			if (p.dirty&^p.lost)&(1<<s) != 0 {
+				copy(p.old[s*SectorSize:(s+1)*SectorSize], p.data[s*SectorSize:])
+			}
+		}
+		p.dirty &= p.lost
+		if p.dirty != 0 {
+			continue
+		}
+		p.old = nil
+		delete(n.dirty, i)
 		if p.data == zeroPage {
 			delete(n.pages, i)
 		}
 	}
-	clear(n.dirty)
 	n.durableSize = n.size
 }
 
@@ -110,7 +121,7 @@ func (n *memNode) crashClone(rng *rand.Rand, keep func() bool, odds float64) *me
 		q := &memPage{data: p.data}
 		if p.old != nil {
 			for s := range sectorsPerPage {
-				if p.dirty&(1<<s) != 0 && !keep() {
+				if p.dirty&(1<<s) != 0 && (p.lost&(1<<s) != 0 || !keep()) {
 					copy(q.data[s*SectorSize:(s+1)*SectorSize], p.old[s*SectorSize:])
 				}
 			}
