@@ -229,11 +229,32 @@ type AddACL struct {
 
 // Session is a session of an initiator.
 type Session struct {
-	Target      string   `json:"target"`
-	Initiator   string   `json:"initiator"`
-	ISID        string   `json:"isid"` // 12 hexadecimal digits
-	TSIH        uint16   `json:"tsih"`
-	Discovery   bool     `json:"discovery"`
-	Transport   string   `json:"transport"`
-	Connections []string `json:"connections"` // addresses of the initiator
+	Target      string    `json:"target"`
+	Initiator   string    `json:"initiator"`
+	ISID        string    `json:"isid"` // 12 hexadecimal digits
+	TSIH        uint16    `json:"tsih"`
+	Discovery   bool      `json:"discovery"`
+	Transport   string    `json:"transport"`
+	Started     time.Time `json:"started"`
+	Running     int       `json:"running"`     // commands under way
+	Commands    uint64    `json:"commands"`    // so far
+	Connections []string  `json:"connections"` // addresses of the initiator
+}
+
+// BucketVolume is what a bucket alone tells of a volume.
+type BucketVolume struct {
+	Name        string     `json:"name"`
+	UUID        string     `json:"uuid"`
+	SizeBytes   int64      `json:"size_bytes"`
+	BlockSize   int32      `json:"block_size"`
+	Epoch       uint64     `json:"epoch"`
+	Generation  uint64     `json:"generation"`
+	LSN         uint64     `json:"lsn"`  // what a restore would reach now
+	Time        *time.Time `json:"time"` // of that LSN
+	Checkpoint  string     `json:"checkpoint,omitempty"`
+	Objects     int        `json:"objects"`
+	Bytes       int64      `json:"bytes"`
+	Unreachable int        `json:"unreachable"` // objects that are not part of the log
+	Damaged     []string   `json:"damaged"`
+	Error       string     `json:"error,omitempty"` // why the log could not be read to its end
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/isergate/isergate/cache"
+	"github.com/isergate/isergate/iser/iscsi"
 )
 
 // Limits of a catalogue.
@@ -45,6 +46,17 @@ type State struct {
 	Revision uint64    `json:"revision"` // grows by one with each change
 	Volumes  []Volume  `json:"volumes"`
 	Targets  []Target  `json:"targets"`
+	Buckets  []Bucket  `json:"buckets"`
+}
+
+// Bucket is what is known of a bucket that was attached once, so that a restart
+// during an outage of the store knows how to treat it.
+type Bucket struct {
+	URL string `json:"url"` // canonical form
+	// Conditional is what the store does with conditional writes: honoured, ignored
+	// or unsupported.
+	Conditional string    `json:"conditional"`
+	Examined    time.Time `json:"examined"`
 }
 
 // Volume is what a volume is opened with, and what was decided about it.
@@ -135,6 +147,7 @@ func (s State) Clone() State {
 			s.Volumes[i].Deleting = &deletion
 		}
 	}
+	s.Buckets = slices.Clone(s.Buckets)
 	s.Targets = slices.Clone(s.Targets)
 	for i := range s.Targets {
 		s.Targets[i].LUNs = slices.Clone(s.Targets[i].LUNs)
@@ -166,6 +179,16 @@ func (s *State) VolumeByID(id uuid.UUID) *Volume {
 	for i := range s.Volumes {
 		if s.Volumes[i].ID == id {
 			return &s.Volumes[i]
+		}
+	}
+	return nil
+}
+
+// Bucket returns what is known of a bucket, or nil. The pointer is into s.
+func (s *State) Bucket(url string) *Bucket {
+	for i := range s.Buckets {
+		if s.Buckets[i].URL == url {
+			return &s.Buckets[i]
 		}
 	}
 	return nil
@@ -229,12 +252,7 @@ type Mapping struct {
 	LUN    uint16
 }
 
-var (
-	volumeName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
-	iqn        = regexp.MustCompile(`^iqn\.[0-9]{4}-(0[1-9]|1[0-2])\.[a-z0-9-]+(\.[a-z0-9-]+)*(:[^\x00-\x20,/\x7f"\\]+)?$`)
-	eui        = regexp.MustCompile(`^eui\.[0-9a-f]{16}$`)
-	naa        = regexp.MustCompile(`^naa\.([0-9a-f]{16}|[0-9a-f]{32})$`)
-)
+var volumeName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 
 // CheckVolumeName says what is wrong with a volume's name.
 func CheckVolumeName(name string) error {
@@ -251,8 +269,8 @@ func CheckVolumeName(name string) error {
 // case), or what is wrong with it.
 func CheckName(name string) (string, error) {
 	name = strings.ToLower(name)
-	if len(name) > 223 || !iqn.MatchString(name) && !eui.MatchString(name) && !naa.MatchString(name) {
-		return "", fmt.Errorf("%q is no iSCSI name: use for example iqn.2026-11.com.example:name", name)
+	if err := iscsi.CheckName(name); err != nil {
+		return "", fmt.Errorf("%w; an example is iqn.2026-11.com.example:name", err)
 	}
 	return name, nil
 }

@@ -25,6 +25,7 @@ func sample() State {
 		Revision: 7,
 		Volumes: []Volume{{ID: id, Name: "db01", SizeBytes: 1 << 30, BlockSize: 512, Policy: cache.DefaultPolicy,
 			Bucket: "file:///b", Created: time.Unix(1e9, 0).UTC(), Deleting: &Deletion{Purge: true}}},
+		Buckets: []Bucket{{URL: "file:///b", Conditional: "honoured", Examined: time.Unix(1e9, 0).UTC()}},
 		Targets: []Target{{Name: "iqn.2026-11.com.example:db", LUNs: []LUN{{3, id}},
 			ACLs: []ACL{{Initiator: "iqn.2026-11.com.example:host", CHAP: &CHAP{"u", Secret("forward-secret"), "m", Secret("reverse-secret")}}}}},
 	}
@@ -68,6 +69,7 @@ func TestCloneIsDeep(t *testing.T) {
 	s := sample()
 	c := s.Clone()
 	c.Volumes[0].Name = "x"
+	c.Buckets[0].URL = "x"
 	c.Volumes[0].Deleting.Purge = false
 	c.Targets[0].LUNs[0].Number = 9
 	c.Targets[0].ACLs[0].CHAP.User = "x"
@@ -245,7 +247,7 @@ func TestNames(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	for _, name := range []string{"", "iqn", "iqn.2026-13.x", "iqn.2026-11.x:a b", "iqn.2026-11.x:", "eui.1", "iqn.2026-11.x:" + strings.Repeat("a", 223), "iqn.2026-11.x:a/b", "iqn.2026-11.x:a,b"} {
+	for _, name := range []string{"", "iqn", "iqn.2026-13.x", "iqn.2026-11.x:a b", "eui.1", "iqn.2026-11.x:" + strings.Repeat("a", 223), "iqn.2026-11.x:a/b", "iqn.2026-11.x:a,b"} {
 		if _, err := CheckName(name); err == nil {
 			t.Errorf("%q was accepted", name)
 		}

@@ -1,0 +1,181 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/isergate/isergate/gateway/catalog"
+	"github.com/isergate/isergate/gateway/config"
+	"github.com/isergate/isergate/objectstore"
+)
+
+// buckets attaches each bucket once and shares it among the volumes.
+type buckets struct {
+	config  config.Bucket
+	main    string // canonical URL of the bucket of new volumes
+	metrics *objectstore.Metrics
+	catalog catalog.Store
+	log     *slog.Logger
+
+	mu       sync.Mutex // guards attached
+	attached map[string]*attachment
+}
+
+// attachment is one bucket. Its fields but ready may be read once ready is closed.
+type attachment struct {
+	ready        chan struct{}
+	bucket       objectstore.Bucket
+	conditional  string // what the store does with conditional writes
+	singleWriter bool   // it is used without them
+	err          error
+}
+
+// newBuckets makes the set; nothing is attached yet.
+func newBuckets(c config.Bucket, store catalog.Store, metrics *objectstore.Metrics, log *slog.Logger) (*buckets, error) {
+	location, err := objectstore.ParseURL(c.URL)
+	if err != nil {
+		return nil, fmt.Errorf("bucket: %w", err)
+	}
+	return &buckets{
+		config: c, main: location.String(), metrics: metrics, catalog: store, log: log,
+		attached: map[string]*attachment{},
+	}, nil
+}
+
+// open returns the bucket of a URL, examined and wrapped. A store that does not keep two
+// writers apart is refused, unless the operator declared a single writer for it. A store that was
+// examined before and does not answer now is taken as it was: an outage must not keep the node from serving.
+func (b *buckets) open(ctx context.Context, url string) (objectstore.Bucket, error) {
+	location, err := objectstore.ParseURL(url)
+	if err != nil {
+		return nil, err
+	}
+	key := location.String()
+	b.mu.Lock()
+	a, found := b.attached[key]
+	if !found {
+		a = &attachment{ready: make(chan struct{})}
+		b.attached[key] = a
+	}
+	b.mu.Unlock()
+	if !found {
+		if a.err = b.attach(ctx, key, a); a.err != nil { // the next caller tries again
+			b.mu.Lock()
+			delete(b.attached, key)
+			b.mu.Unlock()
+		}
+		close(a.ready)
+	}
+	select {
+	case <-a.ready:
+		return a.bucket, a.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// attach opens and examines a bucket, decides whether it will do, and wraps it.
+func (b *buckets) attach(ctx context.Context, url string, a *attachment) error {
+	options := objectstore.Options{Logger: b.log, Connections: b.config.Requests}
+	raw, err := objectstore.Open(ctx, url, options)
+	if err != nil {
+		return advised(err)
+	}
+	retry := objectstore.RetryOptions{Budget: b.config.RetryFor}
+	conditional, err := b.examine(ctx, url, objectstore.WithRetry(raw, retry))
+	if err != nil {
+		return errors.Join(err, raw.Close())
+	}
+	if conditional != objectstore.ConditionalHonoured.String() {
+		if !b.config.SingleWriter || url != b.main {
+			_ = raw.Close()
+			return fmt.Errorf("bucket %s: %w (its answer to a conditional write: %s): use a store that honours If-None-Match, or set bucket.single_writer: true in the configuration if no other gateway can ever write to it", url, objectstore.ErrNoConditionalPut, conditional)
+		}
+		_ = raw.Close()
+		options.SingleWriter = true
+		if raw, err = objectstore.Open(ctx, url, options); err != nil {
+			return advised(err)
+		}
+		a.singleWriter = true
+		b.log.Warn("bucket is used without conditional writes, as configured; two gateways would destroy each other's data", "bucket", url)
+	}
+	a.conditional = conditional
+	a.bucket = objectstore.WithRetry(objectstore.WithLimit(objectstore.WithMetrics(raw, b.metrics), b.config.Requests), retry)
+	return nil
+}
+
+// examine finds out what the store does with conditional writes: by asking it, or, if it does
+// not answer, from the catalogue.
+func (b *buckets) examine(ctx context.Context, url string, bucket objectstore.Bucket) (conditional string, err error) {
+	state := b.catalog.State()
+	known := state.Bucket(url)
+	probing, cancel := context.WithTimeout(ctx, b.config.RetryFor)
+	defer cancel()
+	found, err := objectstore.Probe(probing, bucket)
+	unfit := errors.Is(err, objectstore.ErrCorrupt) || errors.Is(err, objectstore.ErrUnsupported) && !errors.Is(err, objectstore.ErrNoConditionalPut)
+	switch {
+	case err == nil, errors.Is(err, objectstore.ErrNoConditionalPut) && !unfit:
+		conditional = found.ConditionalPut.String()
+	case unfit, known == nil, ctx.Err() != nil:
+		return "", advised(err)
+	default:
+		b.log.Warn("object store does not answer and is taken as it was when it was examined", "bucket", url, "conditional", known.Conditional, "examined", known.Examined, "err", err)
+		return known.Conditional, nil
+	}
+	if known != nil && known.Conditional == conditional {
+		return conditional, nil
+	}
+	_, err = b.catalog.Update(func(s *catalog.State) error {
+		entry := s.Bucket(url)
+		if entry == nil {
+			s.Buckets = append(s.Buckets, catalog.Bucket{URL: url})
+			entry = &s.Buckets[len(s.Buckets)-1]
+		}
+		entry.Conditional, entry.Examined = conditional, time.Now().UTC()
+		return nil
+	})
+	return conditional, err
+}
+
+// advised adds what a person can do about an error of a store.
+func advised(err error) error {
+	if advice := objectstore.Advice(err); advice != "" {
+		return fmt.Errorf("%w. %s", err, advice)
+	}
+	return err
+}
+
+// describe returns what is known of the bucket of new volumes.
+func (b *buckets) describe() (conditional string, singleWriter bool) {
+	b.mu.Lock()
+	a := b.attached[b.main]
+	b.mu.Unlock()
+	if a == nil {
+		return "", false
+	}
+	select {
+	case <-a.ready:
+		return a.conditional, a.singleWriter
+	default:
+		return "", false
+	}
+}
+
+// close closes all of them. No open may be under way.
+func (b *buckets) close() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var errs []error
+	for key, a := range b.attached {
+		<-a.ready
+		if a.bucket != nil {
+			errs = append(errs, a.bucket.Close())
+		}
+		delete(b.attached, key)
+	}
+	return errors.Join(errs...)
+}
