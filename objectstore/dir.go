@@ -35,6 +35,7 @@ const (
 // error once, and what a later sync says proves nothing.
 type Dir struct {
 	root   string
+	sync   func(*os.File) error // of files and directories; tests put theirs here
 	closed atomic.Bool
 
 	mu       sync.Mutex          // guards all below
@@ -46,7 +47,11 @@ type Dir struct {
 // or empty, and removes what unfinished puts of ended processes left behind. A
 // directory that holds something else is refused with ErrInvalid.
 func OpenDir(root string) (*Dir, error) {
-	d := &Dir{root: filepath.Clean(root), durable: make(map[string]struct{})}
+	return openDir(root, (*os.File).Sync)
+}
+
+func openDir(root string, sync func(*os.File) error) (*Dir, error) {
+	d := &Dir{root: filepath.Clean(root), sync: sync, durable: make(map[string]struct{})}
 	if err := d.open(); err != nil {
 		return nil, fmt.Errorf("objectstore: open directory %s: %w", d.root, withSentinel(err))
 	}
@@ -94,7 +99,7 @@ func (d *Dir) makeRoot(path string) error {
 	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	return syncDir(parent)
+	return d.syncDir(parent)
 }
 
 // initialize makes an empty directory a bucket. The format file comes last.
@@ -123,13 +128,13 @@ func (d *Dir) initialize() error {
 	if _, err := f.Write([]byte(dirFormat)); err != nil {
 		return err
 	}
-	if err := f.Sync(); err != nil {
+	if err := d.sync(f.File); err != nil {
 		return err
 	}
 	if err := os.Link(f.Name(), d.path(dirFormatFile)); err != nil && !errors.Is(err, fs.ErrExist) {
 		return linkError(err)
 	}
-	return syncDir(d.root)
+	return d.syncDir(d.root)
 }
 
 // cleanTemp removes temporary files that no living process has locked.
@@ -194,7 +199,7 @@ func (d *Dir) PutIfAbsent(ctx context.Context, key string, body []byte) error {
 	if _, err := f.Write(encodeDirTrailer(key, body)); err != nil {
 		return d.putError(key, err)
 	}
-	if err := f.Sync(); err != nil {
+	if err := d.sync(f.File); err != nil {
 		return d.putError(key, err)
 	}
 	return d.publish(ctx, key, f.Name())
@@ -274,7 +279,7 @@ func (d *Dir) ensureDir(path string) error {
 }
 
 func (d *Dir) syncParent(path string) error {
-	err := syncDir(path)
+	err := d.syncDir(path)
 	if err != nil {
 		d.mu.Lock()
 		if d.poisoned == nil {
@@ -634,13 +639,13 @@ func lock(f *os.File) error {
 }
 
 // syncDir makes the entries of a directory durable.
-func syncDir(path string) error {
+func (d *Dir) syncDir(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	return f.Sync()
+	return d.sync(f)
 }
 
 // linkError says what a file system without hard links lacks.

@@ -95,6 +95,8 @@ func decodeDirTrailer(key string, fileSize int64, trailer []byte) (length int64,
 	switch {
 	case binary.LittleEndian.Uint32(footer[28:]) != crc32c(footer[:28]):
 		return 0, nil, fmt.Errorf("%w: footer checksum", ErrCorrupt)
+	case binary.LittleEndian.Uint16(footer[6:]) != 0, binary.LittleEndian.Uint32(footer[24:]) != 0:
+		return 0, nil, fmt.Errorf("%w: a reserved field is used: %w", ErrUnsupported, errDirVersion)
 	case binary.LittleEndian.Uint64(footer[8:]) != uint64(length):
 		return 0, nil, fmt.Errorf("%w: footer says %d bytes, the file holds %d", ErrCorrupt, binary.LittleEndian.Uint64(footer[8:]), length)
 	case binary.LittleEndian.Uint32(footer[16:]) != crc32c([]byte(key)):
