@@ -73,6 +73,9 @@ func (c *Coarse) At(page uint64) (Extent, bool) {
 // Append appends to out the parts of the elements within [start, end), joined to
 // elements of out from index from on.
 func (c *Coarse) Append(start, end uint64, out []Extent, from int) []Extent {
+	if start >= end {
+		return out
+	}
 	for i := c.search(start); i < len(c.list) && c.list[i].Start < end; i++ {
 		e := &c.list[i]
 		s, t := max(start, e.Start), min(end, e.End())

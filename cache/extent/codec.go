@@ -122,20 +122,37 @@ func (p *Page) Decode(rec []byte, id PageID) error {
 	}
 	le := binary.LittleEndian
 	pos := uint32(0)
-	for b := rec[pageHeader:]; len(b) > 0; b = b[entryBytes:] {
-		x := entry{
+	p.entries = p.entries[:n]
+	for i := range p.entries {
+		b := rec[pageHeader+i*entryBytes:][:entryBytes]
+		x := &p.entries[i]
+		*x = entry{
 			start: le.Uint16(b), n: le.Uint16(b[2:]), kind: Kind(b[4]), block: b[5], header: le.Uint16(b[6:]),
 			sector: le.Uint32(b[8:]), epoch: le.Uint32(b[12:]), ref: le.Uint64(b[16:]), lsn: le.Uint64(b[24:]),
 		}
-		e := x.extent(id.Number << PageShift)
-		if err := e.Validate(); err != nil || uint32(x.start) < pos || x.end() > PageSectors || x.lsn > lsn ||
-			(x.kind != Same && x.block != 0) {
+		if !x.valid() || uint32(x.start) < pos || x.lsn > lsn {
 			p.Clear()
-			return fmt.Errorf("%w: entry %d", ErrCorrupt, (len(rec)-pageHeader-len(b))/entryBytes)
+			return fmt.Errorf("%w: entry %d", ErrCorrupt, i)
 		}
 		pos = x.end()
-		p.entries = append(p.entries, x)
 	}
 	p.lsn = lsn
 	return nil
+}
+
+// valid reports whether an entry is one that a page may have; it is Extent.Validate
+// for entries.
+func (x *entry) valid() bool {
+	if x.n == 0 || x.end() > PageSectors {
+		return false
+	}
+	switch x.kind {
+	case Data:
+		return x.block == 0 && uint64(x.sector)+uint64(x.n) <= 1<<32
+	case Zero:
+		return x.block == 0
+	case Same:
+		return x.block == 1 || x.block == 8
+	}
+	return false
 }
