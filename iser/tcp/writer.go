@@ -1,0 +1,389 @@
+package tcp
+
+import (
+	"encoding/binary"
+	"errors"
+	"net"
+	"sync"
+
+	"github.com/isergate/isergate/iser/iscsi"
+	"github.com/isergate/isergate/iser/iscsi/pdu"
+)
+
+// Limits of the send side.
+const (
+	copyLimit  = 128 << 10 // payload up to this is copied behind its header; above, it is gathered by writev
+	highWater  = 256 << 10 // payload waits while so much is queued
+	maxBacklog = 1 << 20   // a peer that lets this much pile up does not read
+)
+
+// errBacklog: the peer does not read what it is sent.
+var errBacklog = errors.New("tcp: the peer does not read")
+
+// writer sends PDUs in the order in which they are queued. There is no goroutine for it: whoever queues writes what is queued, unless
+// somebody is writing already, who then takes that along. This is what batches small PDUs.
+type writer struct {
+	nc net.Conn
+
+	mu   sync.Mutex
+	cond sync.Cond // queue shrank, or writing ended
+	// The fields below are guarded by mu.
+	buf          []byte // queued
+	writing      bool   // somebody is in Write
+	closing      bool   // takes no more
+	err          error  // the first failed write; final
+	headerDigest bool
+	dataDigest   bool
+	segment      int // bytes of a data segment that the initiator takes
+	burst        int // MaxBurstLength
+
+	// tail is the transfer whose last Data-In is the last PDU in buf, at tailAt. Its
+	// status can still go into that PDU.
+	tail   *transfer
+	tailAt int
+
+	vector net.Buffers // belongs to the one who is writing
+}
+
+func (w *writer) init(nc net.Conn) {
+	w.nc = nc
+	w.cond.L = &w.mu
+	w.segment = loginSegment
+}
+
+// usable is the error of a writer that takes no more. mu is held.
+func (w *writer) usable() error {
+	if w.err != nil {
+		return w.err
+	}
+	if w.closing {
+		return iscsi.ErrClosed
+	}
+	return nil
+}
+
+// grow makes room for n more bytes in buf. mu is held.
+func (w *writer) grow(n int) {
+	need := len(w.buf) + n
+	if need <= cap(w.buf) {
+		return
+	}
+	b := getBuffer(max(need, 2*len(w.buf)))
+	copy(b[:cap(b)], w.buf)
+	putBuffer(w.buf)
+	w.buf = b[:len(w.buf)]
+}
+
+// put queues one PDU whose data is small. mu is held.
+func (w *writer) put(n iscsi.Numbers, h *pdu.Header, data ...[]byte) {
+	length := 0
+	for _, d := range data {
+		length += len(d)
+	}
+	h.SetDataLength(length)
+	w.grow(pdu.HeaderLen + 2*pdu.DigestLen + length + 3)
+	n.Stamp(h)
+	w.tail = nil
+	w.buf = append(w.buf, h[:]...)
+	if w.headerDigest {
+		w.buf = pdu.AppendDigest(w.buf, pdu.HeaderDigest(h, nil))
+	}
+	if length == 0 {
+		return
+	}
+	at := len(w.buf)
+	for _, d := range data {
+		w.buf = append(w.buf, d...)
+	}
+	w.buf = append(w.buf, padding[:pdu.Padding(length)]...)
+	if w.dataDigest {
+		w.buf = pdu.AppendDigest(w.buf, pdu.Digest(0, w.buf[at:]))
+	}
+}
+
+var padding [3]byte
+
+// control queues a control PDU.
+func (w *writer) control(n iscsi.Numbers, p *iscsi.PDU) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err := w.usable(); err != nil {
+		return err
+	}
+	if len(w.buf) > maxBacklog {
+		return errBacklog
+	}
+	h := p.Header
+	w.put(n, &h, p.Data)
+	return nil
+}
+
+// queue queues a PDU without data. Somebody has to flush.
+func (w *writer) queue(n iscsi.Numbers, h *pdu.Header) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err := w.usable(); err != nil {
+		return err
+	}
+	w.put(n, h)
+	return nil
+}
+
+// forget writes what is queued if it ends with a Data-In of tr, whose status will not come.
+func (w *writer) forget(tr *transfer) {
+	w.mu.Lock()
+	mine := w.tail == tr
+	if mine {
+		w.tail = nil
+	}
+	w.mu.Unlock()
+	if mine {
+		w.flush()
+	}
+}
+
+// enable queues the final Login Response, and makes what follows full feature phase.
+func (w *writer) enable(n iscsi.Numbers, final *iscsi.PDU, p *iscsi.Parameters) error {
+	w.mu.Lock()
+	if err := w.usable(); err != nil {
+		w.mu.Unlock()
+		return err
+	}
+	h := final.Header
+	w.put(n, &h, final.Data)
+	w.headerDigest, w.dataDigest = p.HeaderDigest, p.DataDigest
+	w.segment, w.burst = int(p.InitiatorMaxRecvDataSegmentLength), int(p.MaxBurstLength)
+	w.mu.Unlock()
+	go w.flush()
+	return nil
+}
+
+// flush writes what is queued, and what is queued meanwhile, unless somebody else is doing that.
+func (w *writer) flush() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.writing {
+		return w.err
+	}
+	w.writing = true
+	w.drain()
+	return w.err
+}
+
+// drain writes until nothing is queued, and ends writing. mu is held, and let go during a write.
+func (w *writer) drain() {
+	for len(w.buf) > 0 && w.err == nil {
+		b := w.buf
+		w.buf, w.tail = nil, nil
+		w.cond.Broadcast()
+		w.mu.Unlock()
+		_, err := w.nc.Write(b)
+		w.mu.Lock()
+		if w.buf == nil {
+			w.buf = b[:0]
+		} else {
+			putBuffer(b)
+		}
+		if err != nil && w.err == nil {
+			w.err = err
+		}
+	}
+	if len(w.buf) == 0 && cap(w.buf) > 4096 {
+		putBuffer(w.buf)
+		w.buf = nil
+	}
+	w.writing = false
+	w.cond.Broadcast()
+}
+
+// gather writes one PDU with large data without copying it, after what is queued. The data may be reused when it returns.
+func (w *writer) gather(n iscsi.Numbers, h *pdu.Header, data [][]byte, length int) error {
+	var trailer [3 + pdu.DigestLen]byte
+	end := trailer[:pdu.Padding(length)]
+	h.SetDataLength(length)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.dataDigest {
+		w.mu.Unlock()
+		crc := uint32(0)
+		for _, d := range data {
+			crc = pdu.Digest(crc, d)
+		}
+		crc = pdu.PadDigest(crc, length)
+		end = pdu.AppendDigest(end, crc)
+		w.mu.Lock()
+	}
+	for w.writing && w.usable() == nil {
+		w.cond.Wait()
+	}
+	if err := w.usable(); err != nil {
+		return err
+	}
+	w.writing = true
+	w.grow(pdu.HeaderLen + pdu.DigestLen)
+	n.Stamp(h)
+	w.buf = append(w.buf, h[:]...)
+	if w.headerDigest {
+		w.buf = pdu.AppendDigest(w.buf, pdu.HeaderDigest(h, nil))
+	}
+	queued := w.buf
+	w.buf, w.tail = nil, nil
+	w.vector = append(append(append(w.vector[:0], queued), data...), end)
+	whole := w.vector
+	w.mu.Unlock()
+	_, err := w.vector.WriteTo(w.nc)
+	w.mu.Lock()
+	clear(whole)
+	w.vector = whole[:0]
+	putBuffer(queued)
+	if err != nil && w.err == nil {
+		w.err = err
+	}
+	w.drain()
+	return w.err
+}
+
+// abort makes everybody who waits give up.
+func (w *writer) abort() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.closing = true
+	if w.err == nil {
+		w.err = iscsi.ErrClosed
+	}
+	w.cond.Broadcast()
+}
+
+// finish takes no more, and returns when all that is queued is written or has failed.
+func (w *writer) finish() {
+	w.mu.Lock()
+	w.closing = true
+	w.cond.Broadcast()
+	for w.writing {
+		w.cond.Wait()
+	}
+	w.mu.Unlock()
+	w.flush()
+}
+
+// putData queues from as Data-In of a transfer, in sequences of at most MaxBurstLength whose last PDU has F. last says that no more
+// is expected, so that the status may go along: the last PDU then stays queued until it comes.
+func (w *writer) putData(n iscsi.Numbers, tr *transfer, from [][]byte, off, length int64, last bool) error {
+	var in cursor
+	in.set(from)
+	for length > 0 {
+		w.mu.Lock()
+		for len(w.buf) > highWater && w.usable() == nil {
+			if !w.writing {
+				w.writing = true
+				w.drain()
+				continue
+			}
+			w.cond.Wait()
+		}
+		if err := w.usable(); err != nil {
+			w.mu.Unlock()
+			return err
+		}
+		size := min(length, int64(w.segment), int64(w.burst-tr.sequence))
+		tr.sequence += int(size)
+		final := length == size || tr.sequence == w.burst
+		if final {
+			tr.sequence = 0
+		}
+		d := pdu.DataIn{Final: final, ITT: tr.itt, TTT: pdu.ReservedTag, DataSN: tr.nextDataSN(), Offset: uint32(off)}
+		d.Encode(&tr.header)
+		data := in.take(&tr.pieces, int(size))
+		if size > copyLimit {
+			w.mu.Unlock()
+			if err := w.gather(n, &tr.header, data, int(size)); err != nil {
+				return err
+			}
+		} else {
+			at := len(w.buf)
+			w.put(n, &tr.header, data...)
+			if last && length == size {
+				w.tail, w.tailAt = tr, at
+			}
+			w.mu.Unlock()
+		}
+		off += size
+		length -= size
+	}
+	if last {
+		return nil // the status follows at once and flushes
+	}
+	return w.flush()
+}
+
+// sendStatus queues a SCSI Response and writes it. If the last Data-In of the task is still queued, the
+// status goes into that PDU instead (RFC 7143, 11.7.3).
+func (c *Conn) sendStatus(p *iscsi.PDU) error {
+	w := &c.w
+	tr := p.Task.Transfer.(*transfer)
+	w.mu.Lock()
+	if err := w.usable(); err != nil {
+		w.mu.Unlock()
+		return err
+	}
+	if w.tail == tr && p.Header[2] == 0 && p.Header[3] == 0 && len(p.Data) == 0 && !tr.bidi {
+		h := (*pdu.Header)(w.buf[w.tailAt:])
+		h[1] |= 0x01 | p.Header[1]&0x06
+		h[3] = p.Header[3]
+		copy(h[44:48], p.Header[44:48])
+		c.numbers.Stamp(h)
+		if w.headerDigest {
+			binary.LittleEndian.PutUint32(w.buf[w.tailAt+pdu.HeaderLen:], pdu.HeaderDigest(h, nil))
+		}
+		w.tail = nil
+	} else {
+		h := &tr.header
+		*h = p.Header
+		binary.BigEndian.PutUint32(h[36:], tr.dataSN)
+		w.put(c.numbers, h, p.Data)
+	}
+	w.mu.Unlock()
+	return w.flush()
+}
+
+// cursor walks through a vector of slices.
+type cursor struct {
+	v  [][]byte
+	at int // in v[0]
+}
+
+func (c *cursor) set(v [][]byte) { c.v, c.at = v, 0 }
+
+// skip goes n bytes forward.
+func (c *cursor) skip(n int) {
+	for n > 0 {
+		left := len(c.v[0]) - c.at
+		if n < left {
+			c.at += n
+			return
+		}
+		n -= left
+		c.v, c.at = c.v[1:], 0
+	}
+}
+
+// take returns the next n bytes as slices, in the memory of store, and goes past them.
+func (c *cursor) take(store *[][]byte, n int) [][]byte {
+	out := (*store)[:0]
+	for n > 0 {
+		p := c.v[0][c.at:]
+		if len(p) > n {
+			p = p[:n]
+		}
+		if len(p) > 0 {
+			out = append(out, p)
+		}
+		c.skip(len(p))
+		if len(p) == 0 {
+			c.v, c.at = c.v[1:], 0
+		}
+		n -= len(p)
+	}
+	*store = out
+	return out
+}
