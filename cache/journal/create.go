@@ -32,17 +32,22 @@ func (j *Journal) createSlot(slot int) (*segment, error) {
 		return nil, err
 	}
 	err = vfs.ZeroFill(f, 0, j.opts.SegmentBytes, j.stop)
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
 	if err == nil {
 		err = j.opts.FS.Rename(path+tmpSuffix, path)
 	}
 	if err != nil {
-		f.Close()
 		// The room is needed; a leftover does no harm otherwise: it is overwritten by the next attempt.
 		_ = j.opts.FS.Remove(path + tmpSuffix)
 		return nil, err
 	}
 	if err := j.opts.FS.SyncDir(j.opts.Dir); err != nil {
-		f.Close()
+		return nil, err
+	}
+	f, err = j.opts.FS.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
 		return nil, err
 	}
 	return &segment{slot: slot, path: path, file: f, blocks: uint32(j.opts.SegmentBytes / BlockSize)}, nil

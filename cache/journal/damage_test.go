@@ -36,7 +36,7 @@ func contents(t testing.TB, fs vfs.FS) map[string][]byte {
 	return files
 }
 
-// put2 stores bytes as they are.
+// restore stores bytes as they are.
 func restore(t testing.TB, files map[string][]byte) *vfs.Mem {
 	t.Helper()
 	mem := vfs.NewMem()
@@ -80,7 +80,7 @@ func smallLog(t testing.TB, mem *vfs.Mem, hook vfs.Hook, step func(sink *recorde
 	running = true
 	key := uint64(0)
 	sizes := []int{512, 4096, 5000, 8192, 0, 100}
-	for batch := range 18 {
+	for batch := range 26 {
 		// Several entries in one batch: the committer sleeps until the last is queued.
 		n := 1 + batch%3
 		var entries []*Entry
@@ -109,7 +109,7 @@ func smallLog(t testing.TB, mem *vfs.Mem, hook vfs.Hook, step func(sink *recorde
 		if step != nil {
 			step(sink)
 		}
-		if segs := j.Segments(); len(segs) > 1 {
+		if segs := j.Segments(); len(segs) > 2 {
 			if err := j.Release(segs[0].Generation); err != nil {
 				t.Fatal(err)
 			}
@@ -409,11 +409,90 @@ func TestFailedSyncLies(t *testing.T) {
 		opts.JournalBytes = 2 * opts.SegmentBytes
 		var first, second []replayed
 		j = mustOpen(t, opts, collect(&first))
+		again := opts.Sink.(*recorder)
+		again.lsn, again.synced = uint64(len(first)), uint64(len(first))
+		for range 2 {
+			if err := put(j, again, newEntry(KindNote, 100, 10)); err != nil {
+				t.Fatal(err)
+			}
+			again.wait()
+		}
 		opts.FS = mem.CrashClone(nil, vfs.CrashOptions{Survive: vfs.SurviveNone})
 		j.Close()
 		mustOpen(t, opts, collect(&second)).Close()
-		if len(first) != len(second) || uint64(len(first)) < sink.syncedLSN() {
+		if len(first)+2 != len(second) || uint64(len(first)) < sink.syncedLSN() {
 			t.Errorf("sync %d: %d records replayed after the restart, %d after the power cut, %d synced", target, len(first), len(second), sink.syncedLSN())
 		}
+	}
+}
+
+// lastBatches writes three batches of one entry and returns the image without the last, the whole image, and where the
+// payloads are.
+func lastBatches(t *testing.T) (two, three map[string][]byte, locs []Location) {
+	t.Helper()
+	mem := vfs.NewMem()
+	sink := newRecorder(0)
+	j := mustOpen(t, testOptions(mem, sink), nil)
+	for key := uint64(1); key <= 3; key++ {
+		two = contents(t, mem)
+		e := newEntry(KindData, key, 5000)
+		if err := put(j, sink, e); err != nil {
+			t.Fatal(err)
+		}
+		sink.wait()
+		locs = append(locs, e.Loc)
+	}
+	j.Close()
+	return two, contents(t, mem), locs
+}
+
+// TestDroppedBatchIsWiped: a batch whose header landed and whose payload did not is gone for ever once Open returned.
+func TestDroppedBatchIsWiped(t *testing.T) {
+	_, files, locs := lastBatches(t)
+	name := filepath.Join(testDir, "000000")
+	payload := int(locs[2].Block) * BlockSize
+	landed := bytes.Clone(files[name][payload : payload+2*BlockSize])
+	clear(files[name][payload : payload+BlockSize])
+	mem := restore(t, files)
+	var got []replayed
+	mustOpen(t, testOptions(mem, newRecorder(0)), collect(&got)).Close()
+	if len(got) != 2 {
+		t.Fatalf("replayed %d records, want 2", len(got))
+	}
+	// The same payload, sent again, lands in the same place without its header.
+	files = contents(t, mem)
+	copy(files[name][payload:], landed)
+	got = nil
+	mustOpen(t, testOptions(restore(t, files), newRecorder(0)), collect(&got)).Close()
+	if len(got) != 2 {
+		t.Errorf("a dropped batch came back")
+	}
+}
+
+// TestRotBeforeTear: a damaged payload is no tear if the batch after it was begun.
+func TestRotBeforeTear(t *testing.T) {
+	files, three, locs := lastBatches(t)
+	name := filepath.Join(testDir, "000000")
+	header := int(locs[2].Block-1) * BlockSize
+	copy(files[name][header:header+vfs.SectorSize], three[name][header:]) // the third batch is torn after one sector
+	files[name][header+200] ^= 1
+	files[name][int(locs[1].Block)*BlockSize+100] ^= 1
+	var got []replayed
+	j := mustOpen(t, testOptions(restore(t, files), newRecorder(0)), collect(&got))
+	defer j.Close()
+	if len(got) != 2 {
+		t.Fatalf("replayed %d records, want 2", len(got))
+	}
+	if err := checkPayload(j, got[0]); err != nil {
+		t.Error(err)
+	}
+	var ce *CorruptError
+	if err := checkPayload(j, got[1]); !errors.As(err, &ce) || ce.Segment != locs[1].Segment || ce.Block != locs[1].Block {
+		t.Errorf("reading the damaged payload returned %v", err)
+	}
+	// What is whole can still be read.
+	b := make([]byte, 5000-BlockSize)
+	if err := j.ReadAt(got[1].loc, BlockSize, b); err != nil {
+		t.Error(err)
 	}
 }
