@@ -91,6 +91,10 @@ func (w *Writer) WriteCheckpoint(ctx context.Context, c Checkpoint, entries iter
 	// An earlier attempt of this writer arrived: it holds the same volume at the same
 	// LSN, so it serves as well. Nobody else checkpoints in this epoch.
 	there, err := readManifest(ctx, w.b, w.id, m.Position)
+	if errors.Is(err, objectstore.ErrNotFound) {
+		// Deleted since, because newer ones came.
+		return nil, fmt.Errorf("%w: checkpoint %v was there: %w", objectstore.ErrUnknown, m.Position, err)
+	}
 	if err != nil {
 		return nil, err
 	}

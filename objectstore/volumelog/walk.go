@@ -277,6 +277,9 @@ func (w *walker) walk(ctx context.Context, end uint64, fence func(context.Contex
 			}
 			continue
 		}
+		if lost, err := w.openLost(ctx); err != nil || lost {
+			return err
+		}
 		if fence != nil {
 			h, err := fence(ctx)
 			switch {
@@ -296,6 +299,20 @@ func (w *walker) walk(ctx context.Context, end uint64, fence func(context.Contex
 		}
 	}
 	return nil
+}
+
+// openLost returns an error if the epoch's first object is not there and others of
+// the epoch are: nothing is put before it is stored, and it is never collected.
+func (w *walker) openLost(ctx context.Context) (bool, error) {
+	if w.pos.Seq != 0 || len(w.feed.listed) == 0 || w.feed.listed[0].pos.Epoch != w.pos.Epoch {
+		return false, nil
+	}
+	_, err := readHeader(ctx, w.b, w.id, w.pos, -1)
+	w.feed.forget()
+	if errors.Is(err, objectstore.ErrNotFound) {
+		return true, w.gapError("object %v, which opens the epoch, is missing", w.pos)
+	}
+	return false, err
 }
 
 // atEnd decides, without a fence, whether the object at pos was never written.

@@ -1,0 +1,502 @@
+package volumelog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/isergate/isergate/objectstore"
+)
+
+// A PUT whose reply was lost is ours if it is there.
+func TestPutOfUnknownOutcome(t *testing.T) {
+	b, id := newMemBucket(), uuid.New()
+	a, _ := attach(t, b, id, want(1, 1, 0), "a")
+	_, one := a.object(1, 1, 1)
+	key := LogKey(id, Position{1, 1})
+
+	b.hook = func(op, k string) error {
+		if op == "put" {
+			return objectstore.ErrUnknown // not stored
+		}
+		return nil
+	}
+	wantErr(t, a.Put(ctx, 1, one), objectstore.ErrUnknown)
+	if p, _, _ := a.Stored(); p.Seq != 1 {
+		t.Fatalf("stored %v", p)
+	}
+	b.hook = func(op, k string) error {
+		if op == "put" {
+			_ = b.put(k, one) // stored, the reply is lost
+			return objectstore.ErrUnknown
+		}
+		return nil
+	}
+	if err := a.Put(ctx, 1, one); err != nil {
+		t.Fatal(err)
+	}
+	b.hook = nil
+	if err := a.Put(ctx, 1, one); err != nil { // 412 that is our own
+		t.Fatal(err)
+	}
+	if p, lsn, _ := a.Stored(); p.Seq != 2 || lsn != 1 {
+		t.Fatalf("stored %v, LSN %d", p, lsn)
+	}
+
+	// A 412 that cannot be read back decides nothing.
+	_, two := a.object(2, 2, 2)
+	_ = b.put(LogKey(id, Position{1, 2}), two)
+	down := errors.New("down")
+	b.hook = func(op, k string) error {
+		if op == "get" {
+			return down
+		}
+		return nil
+	}
+	err := a.Put(ctx, 2, two)
+	wantErr(t, err, objectstore.ErrUnknown)
+	wantErr(t, err, down)
+	if errors.Is(err, objectstore.ErrExists) || a.Err() != nil {
+		t.Fatal(err)
+	}
+	b.hook = nil
+	if err := a.Put(ctx, 2, two); err != nil {
+		t.Fatal(err)
+	}
+
+	// A damaged object in our place is damage, not a fence.
+	_, three := a.object(3, 3, 3)
+	bad := slices.Clone(three)
+	bad[200] ^= 1
+	b.set(LogKey(id, Position{1, 3}), bad)
+	err = a.Put(ctx, 3, three)
+	wantErr(t, err, objectstore.ErrCorrupt)
+	if errors.Is(err, ErrFenced) || a.Err() != nil {
+		t.Fatal(err)
+	}
+	if b.body(key) == nil {
+		t.Fatal("object 1 is gone")
+	}
+}
+
+func TestPutRefusesWhatDoesNotFit(t *testing.T) {
+	b, id := newMemBucket(), uuid.New()
+	fresh := func(epoch uint64) *owner {
+		o, _ := attach(t, b, id, want(epoch, 1, 100), "a")
+		return o
+	}
+	a := fresh(1)
+	_, one := a.object(1, 1, 1)
+	for name, body := range map[string][]byte{"empty": nil, "cut": one[:len(one)-1], "header only": one[:HeaderBlock], "garbage": make([]byte, 8192)} {
+		if err := a.Put(ctx, 1, body); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	wantErr(t, a.Put(ctx, 2, one), ErrInvalid) // under another number
+	if a.Err() != nil {
+		t.Fatal(a.Err())
+	}
+	if err := a.put(2, 2, 3); err != nil {
+		t.Fatal(err)
+	}
+	wantErr(t, a.put(3, 5, 5), ErrConflict) // LSN 4 is left out
+
+	a = fresh(2)
+	wantErr(t, a.put(1, 5, 5), ErrConflict) // does not join the log
+
+	a = fresh(3)
+	if err := a.put(2, 2, 2); err != nil {
+		t.Fatal(err)
+	}
+	wantErr(t, a.put(1, 1, 2), ErrConflict) // does not join what follows
+
+	a = fresh(4)
+	b.hook = func(op, k string) error {
+		if op == "put" {
+			return objectstore.ErrUnknown
+		}
+		return nil
+	}
+	wantErr(t, a.put(1, 1, 1), objectstore.ErrUnknown)
+	a.tag = "x"
+	wantErr(t, a.put(1, 1, 1), ErrConflict) // other bytes under the same number
+	b.hook = nil
+	wantErr(t, a.put(1, 1, 1), ErrConflict) // final
+
+	a = fresh(5)
+	_, one = a.object(1, 1, 1)
+	b.set(LogKey(id, Position{5, 1}), one)
+	a.tag = "x"
+	wantErr(t, a.put(1, 1, 1), ErrConflict)
+}
+
+func TestParallelPuts(t *testing.T) {
+	b, id := newMemBucket(), uuid.New()
+	a, _ := attach(t, b, id, want(1, 1, 0), "a")
+	const n = 40
+	var bodies [n + 1][]byte
+	for seq := uint64(1); seq <= n; seq++ {
+		_, bodies[seq] = a.object(seq, seq, seq)
+	}
+	var wg sync.WaitGroup
+	for seq := uint64(1); seq <= n; seq++ {
+		wg.Go(func() {
+			if err := a.Put(ctx, seq, bodies[seq]); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if p, lsn, _ := a.Stored(); p.Seq != n+1 || lsn != n {
+		t.Fatalf("stored %v, LSN %d", p, lsn)
+	}
+}
+
+// Attach fails at every request in turn, before or after it took effect, and is
+// called again with the same Want: in the end the epoch is open, once.
+func TestAttachInterruptedAnywhere(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		for n := 1; ; n++ {
+			b, id := newCollected(), uuid.New()
+			a, _ := attach(t, b, id, want(1, 1, 0), "a")
+			a.puts(3)
+			a.checkpoint()
+			a.puts(2)
+			w := want(3, 1, 5)
+			count := 0
+			down := errors.New("down")
+			fired := false
+			b.hook = func(op, key string) error {
+				if count++; count != n {
+					return nil
+				}
+				fired = true
+				return down
+			}
+			var bucket objectstore.Bucket = b
+			if late {
+				bucket = &lateErrors{b, n, 0, down}
+				b.hook = nil
+			}
+			img := newImage(t, b, id)
+			_, _, err := Attach(ctx, bucket, id, w, img.replay())
+			if late {
+				fired = bucket.(*lateErrors).puts >= n
+			}
+			if !fired {
+				if err != nil || n < 3 {
+					t.Fatalf("%d requests: %v", n, err)
+				}
+				break
+			}
+			b.hook = nil
+			if err != nil {
+				wantErr(t, err, down)
+				c, state := attach(t, b, id, w, "c")
+				if state.LSN != 5 {
+					t.Fatalf("LSN %d", state.LSN)
+				}
+				c.puts(1)
+				wantTags(t, c, "aaaaac")
+			}
+			wantErr(t, a.put(6, 6, 6), ErrFenced)
+		}
+	}
+}
+
+// lateErrors lets the nth put take effect and then fails it and the read that follows.
+type lateErrors struct {
+	*collected
+	n, puts int
+	err     error
+}
+
+func (l *lateErrors) PutIfAbsent(_ context.Context, key string, body []byte) error {
+	l.puts++
+	if l.puts != l.n {
+		return l.collected.PutIfAbsent(ctx, key, body)
+	}
+	_ = l.put(key, body)
+	l.hook = func(op, k string) error {
+		l.hook = nil
+		return l.err
+	}
+	return fmt.Errorf("%w: %w", objectstore.ErrUnknown, l.err)
+}
+
+func TestRestoreInterruptedAnywhere(t *testing.T) {
+	for n := 1; ; n++ {
+		b, id := newMemBucket(), uuid.New()
+		a, _ := attach(t, b, id, want(1, 1, 0), "a")
+		a.puts(3)
+		a.checkpoint()
+		a.puts(2)
+		down := errors.New("down")
+		count := 0
+		b.hook = func(op, key string) error {
+			if count++; count == n {
+				return down
+			}
+			return nil
+		}
+		_, _, err := Restore(ctx, b, id, NewIdentity(uuid.New()), Replay{})
+		if count < n {
+			if err != nil || n < 5 {
+				t.Fatalf("%d requests: %v", n, err)
+			}
+			return
+		}
+		b.hook = nil
+		d, state := restore(t, b, id, "d")
+		if state.LSN != 5 || state.Generation < 2 {
+			t.Fatalf("%+v", state)
+		}
+		d.puts(1)
+		wantTags(t, d, "aaaaad")
+	}
+}
+
+// A caller with its own place in the log gets only what follows it.
+func TestAttachFromOwnPosition(t *testing.T) {
+	setup := func() (*collected, uuid.UUID, *owner) {
+		b, id := newCollected(), uuid.New()
+		a, _ := attach(t, b, id, want(1, 1, 0), "a")
+		a.puts(6)
+		return b, id, a
+	}
+	from := func(seq, lsn, holds uint64) Want {
+		w := want(2, 1, holds)
+		w.From, w.FromLSN = Position{1, seq}, lsn
+		return w
+	}
+	t.Run("no checkpoint", func(t *testing.T) {
+		b, id, _ := setup()
+		c, state := attach(t, b, id, from(5, 4, 6), "c")
+		if state.LSN != 6 || c.img.resets != 0 || !slices.Equal(c.img.applied, []Position{{1, 5}, {1, 6}}) {
+			t.Fatalf("%+v, applied %v", state, c.img.applied)
+		}
+	})
+	t.Run("nothing follows", func(t *testing.T) {
+		b, id, _ := setup()
+		c, state := attach(t, b, id, from(7, 6, 6), "c")
+		if state.LSN != 6 || state.Time != time.Unix(6, 0).UTC() || state.Attributes != testAttributes || len(c.img.applied) != 0 {
+			t.Fatalf("%+v, applied %v", state, c.img.applied)
+		}
+	})
+	t.Run("at the checkpoint", func(t *testing.T) {
+		b, id, a := setup()
+		b.collect(id, a.checkpoint().Position)
+		c, state := attach(t, b, id, from(7, 6, 6), "c")
+		if state.LSN != 6 || state.Time != time.Unix(6, 0).UTC() || c.img.resets != 0 {
+			t.Fatalf("%+v", state)
+		}
+		_, _, err := Attach(ctx, b, id, func() Want { w := from(7, 5, 6); w.Epoch = 3; return w }(), Replay{})
+		wantErr(t, err, ErrGap)
+	})
+	t.Run("before a checkpoint, all there", func(t *testing.T) {
+		b, id, a := setup()
+		a.checkpoint()
+		a.puts(1)
+		c, state := attach(t, b, id, from(5, 4, 7), "c")
+		if state.LSN != 7 || c.img.resets != 0 || len(c.img.applied) != 3 {
+			t.Fatalf("%+v, applied %v", state, c.img.applied)
+		}
+	})
+	t.Run("before a checkpoint, collected", func(t *testing.T) {
+		b, id, a := setup()
+		m := a.checkpoint()
+		a.puts(1)
+		b.collect(id, m.Position)
+		c, state := attach(t, b, id, from(5, 4, 7), "c")
+		if state.LSN != 7 || c.img.resets != 1 || state.Checkpoint == nil {
+			t.Fatalf("%+v, applied %v", state, c.img.applied)
+		}
+		wantTags(t, c, "aaaaaaa")
+	})
+	t.Run("before a checkpoint, a fence in the gap", func(t *testing.T) {
+		b, id, a := setup()
+		m := a.checkpoint()
+		b.collect(id, m.Position)
+		h := &Header{Kind: KindFence, Volume: id, Epoch: 1, Seq: 5, Generation: 1, Writer: NewIdentity(uuid.New()), FirstLSN: 5, LastLSN: 4}
+		body, err := encodeMark(h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.set(LogKey(id, Position{1, 5}), body)
+		c, state := attach(t, b, id, from(5, 4, 6), "c")
+		if state.LSN != 6 || c.img.resets != 1 {
+			t.Fatalf("%+v", state)
+		}
+		wantTags(t, c, "aaaaaa")
+	})
+	t.Run("a bucket that lost objects", func(t *testing.T) {
+		b, id, _ := setup()
+		b.set(LogKey(id, Position{1, 6}), nil)
+		n := len(b.keys(""))
+		_, _, err := Attach(ctx, b, id, from(7, 6, 6), Replay{})
+		wantErr(t, err, ErrGap)
+		_, _, err = Attach(ctx, newMemBucket(), id, from(7, 6, 6), Replay{})
+		wantErr(t, err, ErrGap)
+		if len(b.keys("")) != n {
+			t.Fatal("a fence was put behind a gap")
+		}
+	})
+	t.Run("another LSN", func(t *testing.T) {
+		b, id, _ := setup()
+		_, _, err := Attach(ctx, b, id, from(7, 5, 6), Replay{})
+		wantErr(t, err, ErrGap)
+	})
+	t.Run("ahead of the log after a reset", func(t *testing.T) {
+		b, id, a := setup()
+		m := a.checkpoint()
+		b.collect(id, m.Position)
+		_, _, err := Attach(ctx, b, id, from(5, 9, 9), Replay{})
+		wantErr(t, err, ErrGap)
+	})
+}
+
+// Checkpoints only make a start quicker: damaged ones are passed over.
+func TestDamagedCheckpoints(t *testing.T) {
+	for _, what := range []string{"manifest", "part", "part missing", "manifest misdirected"} {
+		for _, all := range []bool{false, true} {
+			b, id := newMemBucket(), uuid.New()
+			a, _ := attach(t, b, id, want(1, 1, 0), "a")
+			a.puts(3)
+			old := a.checkpoint()
+			a.puts(3)
+			m := a.checkpoint()
+			a.puts(1)
+			bad := []*Manifest{m}
+			if all {
+				bad = append(bad, old)
+			}
+			for _, m := range bad {
+				key, part := checkpointKey(id, m.Position), partKey(id, m.Position, m.Attempt, 0)
+				switch what {
+				case "manifest":
+					body := b.body(key)
+					body[100] ^= 1
+					b.set(key, body)
+				case "manifest misdirected":
+					c, _ := attach(t, newMemBucket(), uuid.New(), want(1, 1, 0), "a")
+					c.puts(int(m.LSN))
+					c.checkpoint()
+					b.set(key, c.img.b.(*memBucket).body(checkpointKey(c.img.id, m.Position)))
+				case "part":
+					body := b.body(part)
+					body[len(body)-1] ^= 1
+					b.set(part, body)
+				case "part missing":
+					b.set(part, nil)
+				}
+			}
+			c, state := attach(t, b, id, want(2, 1, 7), "c")
+			if state.LSN != 7 || len(state.Damaged) != len(bad) || (state.Checkpoint == nil) != all {
+				t.Fatalf("%s: %+v", what, state)
+			}
+			wantTags(t, c, "aaaaaaa")
+		}
+	}
+}
+
+// A checkpoint that a newer version wrote is not passed over.
+func TestCheckpointOfNewerVersion(t *testing.T) {
+	b, id := newMemBucket(), uuid.New()
+	a, _ := attach(t, b, id, want(1, 1, 0), "a")
+	a.puts(1)
+	key := checkpointKey(id, a.checkpoint().Position)
+	b.set(key, reseal(b.body(key), func(m []byte) { le.PutUint32(m[8:], 2) }))
+	_, _, err := Restore(ctx, b, id, NewIdentity(uuid.New()), Replay{})
+	wantErr(t, err, ErrVersion)
+}
+
+// With the newest checkpoint damaged and the log before it collected there is no way, and that is said.
+func TestDamagedCheckpointAndCollectedLog(t *testing.T) {
+	b, id := newCollected(), uuid.New()
+	a, _ := attach(t, b, id, want(1, 1, 0), "a")
+	a.puts(3)
+	a.checkpoint()
+	a.puts(3)
+	m := a.checkpoint()
+	b.collect(id, m.Position)
+	key := checkpointKey(id, m.Position)
+	body := b.body(key)
+	b.set(key, []byte("damaged"))
+	n := len(b.keys("log/"))
+	_, _, err := Attach(ctx, b, id, want(2, 1, 6), Replay{})
+	wantErr(t, err, ErrGap)
+	_, _, err = Restore(ctx, b, id, NewIdentity(uuid.New()), Replay{})
+	wantErr(t, err, ErrGap)
+	if len(b.keys("log/")) != n {
+		t.Fatal("a fence was put where an object had been")
+	}
+	b.set(key, body)
+	c, _ := attach(t, b, id, want(2, 1, 6), "c")
+	wantTags(t, c, "aaaaaa")
+}
+
+// A damaged object of the log stops everyone, and nobody puts a fence over it.
+func TestDamagedLogObject(t *testing.T) {
+	b, id := newMemBucket(), uuid.New()
+	a, _ := attach(t, b, id, want(1, 1, 0), "a")
+	a.puts(4)
+	_, other := func() (*Header, []byte) {
+		o, _ := attach(t, newMemBucket(), id, want(1, 1, 0), "o")
+		o.puts(2)
+		return o.object(3, 3, 3)
+	}()
+	key := LogKey(id, Position{1, 3})
+	good := b.body(key)
+	flipped := slices.Clone(good)
+	flipped[50] ^= 4
+	for name, body := range map[string][]byte{
+		"flipped": flipped, "cut in the header": good[:100], "cut in a frame": good[:len(good)-1], "empty": {},
+		"another object's": b.body(LogKey(id, Position{1, 2})), "another writer's": other, "open": b.body(LogKey(id, Position{1, 0})),
+	} {
+		b.set(key, body)
+		n := len(b.keys(""))
+		_, _, err := Attach(ctx, b, id, want(2, 1, 4), Replay{})
+		if !errors.Is(err, objectstore.ErrCorrupt) {
+			t.Errorf("%s: %v", name, err)
+		}
+		_, _, err = Restore(ctx, b, id, NewIdentity(uuid.New()), Replay{})
+		if !errors.Is(err, objectstore.ErrCorrupt) {
+			t.Errorf("%s: %v", name, err)
+		}
+		info, err := Inspect(ctx, b, id, true)
+		if err != nil || !errors.Is(info.Err, objectstore.ErrCorrupt) || info.LSN != 2 {
+			t.Errorf("%s: %+v, %v", name, info, err)
+		}
+		if len(b.keys("")) != n {
+			t.Errorf("%s: something was put", name)
+		}
+	}
+}
+
+// The caller's own errors come back as they are, whatever they look like.
+func TestReplayErrors(t *testing.T) {
+	b, id := newMemBucket(), uuid.New()
+	a, _ := attach(t, b, id, want(1, 1, 0), "a")
+	a.puts(2)
+	a.checkpoint()
+	a.puts(1)
+	mine := fmt.Errorf("mine: %w", objectstore.ErrCorrupt)
+	for _, r := range []Replay{
+		{Reset: func(*Manifest) error { return mine }},
+		{Entry: func(Entry) error { return mine }},
+		{Apply: func(*Header) error { return mine }},
+	} {
+		if _, _, err := Attach(ctx, b, id, want(2, 1, 9), r); err != mine {
+			t.Errorf("attach: %v", err)
+		}
+		if _, _, err := Restore(ctx, b, id, NewIdentity(uuid.New()), r); err != mine {
+			t.Errorf("restore: %v", err)
+		}
+	}
+}
