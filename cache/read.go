@@ -1,0 +1,396 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/isergate/isergate/cache/extent"
+	"github.com/isergate/isergate/cache/journal"
+	"github.com/isergate/isergate/cache/readcache"
+	"github.com/isergate/isergate/objectstore"
+	"github.com/isergate/isergate/objectstore/volumelog"
+)
+
+// The path of a read: the dirty map first; what it does not have, the home map; what
+// neither has is zeros. Journal segments are pinned under the lock under which they were
+// found, so that they cannot be reused before they were read. An extent that destage moves home in between
+// is at one of the two places at any time: it is put into the home map before it leaves the dirty map.
+
+// Borrowed is memory lent to a reader until Release.
+type Borrowed struct {
+	e      *Engine
+	bufs   [][]byte
+	arena  [][][]byte // allocations of the read arena
+	chunks []readcache.Ref
+	claim  func() // gives back the claim on chunks
+	most   int    // chunks that may be held
+}
+
+// lendBytes is the least that is lent out of a cached frame; less is copied, so that a read of many small
+// extents does not hold a frame for each.
+const lendBytes = volumelog.FramePayload / 2
+
+// Buffers hold the bytes read, in order. They must not be written to.
+func (b *Borrowed) Buffers() [][]byte { return b.bufs }
+
+// Release gives the memory back. It must be called exactly once.
+func (b *Borrowed) Release() {
+	for _, a := range b.arena {
+		b.e.readArena.Free(a)
+	}
+	for _, c := range b.chunks {
+		c.Release()
+	}
+	if b.claim != nil {
+		b.claim()
+	}
+	*b = Borrowed{}
+}
+
+// zeroPage is what unwritten blocks are read from; nobody writes to it.
+var zeroPage = make([]byte, 64<<10)
+
+func (b *Borrowed) zeros(n int64) {
+	for n > 0 {
+		k := min(n, int64(len(zeroPage)))
+		b.bufs = append(b.bufs, zeroPage[:k])
+		n -= k
+	}
+}
+
+// copied appends a copy of data.
+func (b *Borrowed) copied(ctx context.Context, data []byte) error {
+	bufs, err := b.e.readArena.Alloc(ctx, int64(len(data)))
+	if err != nil {
+		return err
+	}
+	b.arena = append(b.arena, bufs)
+	b.bufs = append(b.bufs, bufs...)
+	for _, p := range bufs {
+		data = data[copy(p, data):]
+	}
+	return nil
+}
+
+// lookups recycles the slices that extents are looked up into.
+var lookups = sync.Pool{New: func() any { s := make([]extent.Extent, 0, 64); return &s }}
+
+// Read returns n bytes at off, both multiples of the block size. The result must be
+// released. ErrRange, ErrUnreadable for damage, ErrBusy when the object store does not
+// answer for as long as a command may wait, or why the volume is not served.
+func (v *Volume) Read(ctx context.Context, off, n int64) (*Borrowed, error) {
+	if err := v.serving(); err != nil {
+		return nil, err
+	}
+	if err := v.check(off, n); err != nil {
+		return nil, err
+	}
+	b := &Borrowed{e: v.e}
+	err := waitFor(ctx, v.e.opt.CommandWait, func(ctx context.Context) error { return v.read(ctx, b, off, n) })
+	if err == nil {
+		return b, nil
+	}
+	b.Release()
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		return nil, fmt.Errorf("no answer in %s: %w", v.e.opt.CommandWait, ErrBusy)
+	}
+	return nil, err
+}
+
+func (v *Volume) read(ctx context.Context, b *Borrowed, off, n int64) error {
+	start, sectors := uint64(off)/sectorBytes, uint64(n)/sectorBytes
+	list := lookups.Get().(*[]extent.Extent)
+	defer lookups.Put(list)
+	found, pinned, err := v.lookupDirty(start, sectors, (*list)[:0])
+	*list = found
+	defer func() {
+		for _, gen := range pinned {
+			v.e.journal.Unpin(gen)
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	pos := start
+	for i := range found {
+		x := &found[i]
+		if err := v.readHome(ctx, b, pos, x.Start-pos); err != nil {
+			return err
+		}
+		if err := v.readJournal(ctx, b, x); err != nil {
+			return err
+		}
+		pos = x.End()
+	}
+	return v.readHome(ctx, b, pos, start+sectors-pos)
+}
+
+// lookupDirty returns what the dirty map has of the range, and the segments it pinned for it.
+func (v *Volume) lookupDirty(start, sectors uint64, out []extent.Extent) (found []extent.Extent, pinned []uint64, err error) {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	found = v.dirty.Lookup(start, sectors, out)
+	for i := range found {
+		gen := found[i].Loc.Ref
+		if found[i].Kind == extent.Zero || (len(pinned) > 0 && pinned[len(pinned)-1] == gen) {
+			continue
+		}
+		if !v.e.journal.Pin(gen) {
+			return found, pinned, fmt.Errorf("segment %d of the journal is gone although the dirty map refers to it: %w", gen, ErrUnreadable)
+		}
+		pinned = append(pinned, gen)
+	}
+	return found, pinned, nil
+}
+
+// journalLocation is where in the journal an extent's sector lies.
+func journalLocation(x *extent.Extent) (loc journal.Location, off int64) {
+	const perBlock = blockBytes / sectorBytes
+	return journal.Location{Segment: x.Loc.Ref, Block: x.Loc.Sector / perBlock}, int64(x.Loc.Sector%perBlock) * sectorBytes
+}
+
+func (v *Volume) readJournal(ctx context.Context, b *Borrowed, x *extent.Extent) error {
+	bytes := int64(x.Sectors) * sectorBytes
+	if x.Kind == extent.Zero {
+		b.zeros(bytes)
+		return nil
+	}
+	loc, off := journalLocation(x)
+	bufs, err := v.e.readArena.Alloc(ctx, bytes)
+	if err != nil {
+		return err
+	}
+	b.arena = append(b.arena, bufs)
+	b.bufs = append(b.bufs, bufs...)
+	if x.Kind == extent.Same {
+		var block [blockBytes]byte
+		p := block[:int(x.Loc.Block)*sectorBytes]
+		if err := v.e.journal.ReadAt(loc, off, p); err != nil {
+			return v.unreadable(x, err)
+		}
+		repeat(bufs, p, x.Phase())
+		return nil
+	}
+	if err := v.e.journal.ReadvAt(loc, off, bufs); err != nil {
+		return v.unreadable(x, err)
+	}
+	return nil
+}
+
+// repeat fills bufs with the pattern, beginning at its sector phase.
+func repeat(bufs [][]byte, pattern []byte, phase uint64) {
+	at := int(phase) * sectorBytes
+	for _, b := range bufs {
+		for len(b) > 0 {
+			n := copy(b, pattern[at:])
+			b, at = b[n:], (at+n)%len(pattern)
+		}
+	}
+}
+
+func (v *Volume) unreadable(x *extent.Extent, err error) error {
+	v.event("error", "unreadable", fmt.Sprintf("%d sectors at sector %d (LSN %d): %v", x.Sectors, x.Start, x.LSN, err))
+	return fmt.Errorf("%w: %w", ErrUnreadable, err)
+}
+
+// readHome reads what is not in the dirty map.
+func (v *Volume) readHome(ctx context.Context, b *Borrowed, start, sectors uint64) error {
+	if sectors == 0 {
+		return nil
+	}
+	list := lookups.Get().(*[]extent.Extent)
+	defer lookups.Put(list)
+	found, err := v.home.Lookup(start, sectors, (*list)[:0])
+	*list = found
+	if err != nil {
+		return fmt.Errorf("home map: %w", err)
+	}
+	if len(found) > 0 && b.claim == nil {
+		// One claim for all that this read will hold, and one frame in passing.
+		n := min(int(sectors*sectorBytes/lendBytes)+2, v.e.reads.MaxReserve())
+		if b.claim, err = v.e.reads.Reserve(ctx, n); err != nil {
+			return err
+		}
+		b.most = n - 1
+	}
+	pos := start
+	for i := range found {
+		x := &found[i]
+		b.zeros(int64(x.Start-pos) * sectorBytes)
+		if err := v.readObject(ctx, b, x); err != nil {
+			return err
+		}
+		pos = x.End()
+	}
+	b.zeros(int64(start+sectors-pos) * sectorBytes)
+	return nil
+}
+
+// frameSectors is the unit in which objects are read, verified and cached.
+const frameSectors = volumelog.FramePayload / sectorBytes
+
+func (v *Volume) readObject(ctx context.Context, b *Borrowed, x *extent.Extent) error {
+	switch x.Kind {
+	case extent.Zero:
+		b.zeros(int64(x.Sectors) * sectorBytes)
+		return nil
+	case extent.Same:
+		ref, data, err := v.frame(ctx, x, x.Loc.Sector)
+		if err != nil {
+			return err
+		}
+		defer ref.Release()
+		bufs, err := v.e.readArena.Alloc(ctx, int64(x.Sectors)*sectorBytes)
+		if err != nil {
+			return err
+		}
+		b.arena = append(b.arena, bufs)
+		b.bufs = append(b.bufs, bufs...)
+		if size := int(x.Loc.Block) * sectorBytes; len(data) < size {
+			return v.unreadable(x, fmt.Errorf("the repeated block leaves its frame"))
+		} else {
+			repeat(bufs, data[:size], x.Phase())
+		}
+		return nil
+	}
+	for sector, left := x.Loc.Sector, x.Sectors; left > 0; {
+		ref, data, err := v.frame(ctx, x, sector)
+		if err != nil {
+			return err
+		}
+		n := min(left, uint64(len(data))/sectorBytes)
+		data = data[:n*sectorBytes]
+		switch {
+		case n == 0:
+			ref.Release()
+			return v.unreadable(x, fmt.Errorf("the object ends before the extent does"))
+		case len(data) >= lendBytes && len(b.chunks) < b.most:
+			b.chunks = append(b.chunks, ref)
+			b.bufs = append(b.bufs, data)
+		default:
+			err := b.copied(ctx, data)
+			ref.Release()
+			if err != nil {
+				return err
+			}
+		}
+		sector, left = sector+uint32(n), left-n
+	}
+	return nil
+}
+
+// frame returns the frame of x's object that holds a payload sector, and its bytes from
+// that sector on. It tries again while the store does not answer, until ctx ends.
+func (v *Volume) frame(ctx context.Context, x *extent.Extent, sector uint32) (readcache.Ref, []byte, error) {
+	loc := volumelog.Location{Epoch: uint64(x.Loc.Epoch), Seq: x.Loc.Ref, HeaderBlocks: x.Loc.Header, Sector: sector}
+	key := readcache.Key{Volume: v.id, Epoch: loc.Epoch, Seq: loc.Seq, Chunk: sector / frameSectors}
+	for wait := 50 * time.Millisecond; ; wait = min(2*wait, 2*time.Second) {
+		ref, err := v.e.reads.Get(ctx, key, v.fetch(loc))
+		if err == nil {
+			data := ref.Bytes()
+			if skip := int(sector%frameSectors) * sectorBytes; skip < len(data) {
+				return ref, data[skip:], nil
+			}
+			ref.Release()
+			return nil, nil, v.unreadable(x, fmt.Errorf("the object ends before the extent does"))
+		}
+		if ctx.Err() != nil {
+			return nil, nil, ctx.Err()
+		}
+		if errors.Is(err, objectstore.ErrNotFound) || errors.Is(err, objectstore.ErrCorrupt) {
+			return nil, nil, v.unreadable(x, err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, nil, ctx.Err()
+		case <-time.After(wait/2 + rand.N(wait)):
+		}
+	}
+}
+
+// frames are what fetch reads into: a frame is a little longer on the wire than in the cache.
+var frames = sync.Pool{New: func() any { return new([volumelog.FrameBytes]byte) }}
+
+// fetch reads one frame from the bucket.
+func (v *Volume) fetch(loc volumelog.Location) func(context.Context, []byte) (int, error) {
+	return func(ctx context.Context, into []byte) (int, error) {
+		wire := frames.Get().(*[volumelog.FrameBytes]byte)
+		defer frames.Put(wire)
+		got, err := volumelog.ReadFrames(ctx, v.bucket(), v.id, loc, int(loc.Sector/frameSectors), 1, wire[:])
+		return copy(into, got), err
+	}
+}
+
+func (v *Volume) bucket() objectstore.Bucket {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	return v.cfg.Bucket
+}
+
+// Mapped reports whether the bytes from off on are backed by data, and for how many bytes, at most max,
+// that holds. What was never written, and what was deallocated or zeroed, is not.
+func (v *Volume) Mapped(ctx context.Context, off, maxBytes int64) (mapped bool, n int64, err error) {
+	if err := v.serving(); err != nil {
+		return false, 0, err
+	}
+	if err := v.check(off, maxBytes); err != nil {
+		return false, 0, err
+	}
+	maxBytes = min(maxBytes, mappedMax)
+	pos, end := uint64(off)/sectorBytes, uint64(off+maxBytes)/sectorBytes
+	first, run := true, uint64(0)
+	note := func(m bool, sectors uint64) bool {
+		if first {
+			mapped, first = m, false
+		}
+		if m == mapped {
+			run += sectors
+		}
+		return m == mapped
+	}
+	_, err = v.mappedIn(pos, end-pos, note)
+	return mapped, int64(run) * sectorBytes, err
+}
+
+// mappedMax is how far one call of Mapped looks, in bytes.
+const mappedMax = 4 << 30
+
+func (v *Volume) mappedIn(start, sectors uint64, note func(bool, uint64) bool) (more bool, err error) {
+	v.mu.RLock()
+	dirty := v.dirty.Lookup(start, sectors, nil)
+	v.mu.RUnlock()
+	home := func(from, to uint64) (bool, error) {
+		if from == to {
+			return true, nil
+		}
+		xs, err := v.home.Lookup(from, to-from, nil)
+		if err != nil {
+			return false, fmt.Errorf("home map: %w", err)
+		}
+		for _, x := range xs {
+			if x.Start > from && !note(false, x.Start-from) {
+				return false, nil
+			}
+			if !note(x.Kind != extent.Zero, x.Sectors) {
+				return false, nil
+			}
+			from = x.End()
+		}
+		return from == to || note(false, to-from), nil
+	}
+	pos := start
+	for _, x := range dirty {
+		if more, err := home(pos, x.Start); err != nil || !more {
+			return false, err
+		}
+		if !note(x.Kind != extent.Zero, x.Sectors) {
+			return false, nil
+		}
+		pos = x.End()
+	}
+	return home(pos, start+sectors)
+}

@@ -1,0 +1,353 @@
+package cache
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/isergate/isergate/cache/homemap"
+	"github.com/isergate/isergate/cache/journal"
+	"github.com/isergate/isergate/objectstore/volumelog"
+)
+
+// replayed is what the journal holds of a volume that is not open yet.
+type replayed struct {
+	recs       []pending // consecutive LSNs
+	seen       bool      // there is any record
+	first      LSN       // of the oldest record, 0 if that is the fence of a new volume
+	last       LSN       // of the newest record
+	epoch      uint64    // the highest seen
+	generation uint64    // of the newest fence record
+	size       int64     // of the newest note about it
+	forgotten  bool      // dropped from this node, and nothing came after
+	damage     error     // the records do not follow each other
+	segs       []segmentMark
+}
+
+// replay is called by the journal for each record, oldest first.
+func (e *Engine) replay(rec journal.Record, loc journal.Location) error {
+	e.clean = false
+	var n note
+	if rec.Kind == journal.KindNote {
+		if err := json.Unmarshal(rec.Note, &n); err != nil {
+			return fmt.Errorf("a note in the journal cannot be read: %w: was the data directory written by a newer version?", err)
+		}
+	}
+	if rec.Volume == uuid.Nil {
+		e.clean = n.Clean
+		return nil
+	}
+	id := uuid.UUID(rec.Volume)
+	r := e.replayed[id]
+	if r == nil {
+		r = &replayed{}
+		e.replayed[id] = r
+	}
+	lsn := LSN(rec.LSN)
+	if !r.seen {
+		r.seen, r.first = true, lsn
+	}
+	if s := len(r.segs); s > 0 && r.segs[s-1].gen == loc.Segment {
+		r.segs[s-1].last = max(r.segs[s-1].last, lsn)
+	} else {
+		r.segs = append(r.segs, segmentMark{loc.Segment, lsn})
+	}
+	switch {
+	case n.Forget:
+		r.forgotten, r.recs, r.damage = true, nil, nil
+		return nil
+	case rec.Kind == journal.KindFence:
+		if r.forgotten { // the volume came back from its bucket
+			*r = replayed{seen: true, first: lsn, segs: r.segs}
+		}
+		r.epoch, r.generation, r.last = rec.Epoch, rec.Offset, max(r.last, lsn)
+		return nil
+	}
+	if len(r.recs) > 0 && lsn != r.last+1 {
+		r.damage = fmt.Errorf("the journal holds LSN %d of volume %s after LSN %d: %w", lsn, id, r.last, ErrDamaged)
+	}
+	r.last, r.epoch = lsn, max(r.epoch, rec.Epoch)
+	rec.Note = nil
+	p := pending{rec: rec, loc: loc, at: time.Unix(0, rec.Time)}
+	if rec.Kind == journal.KindNote {
+		p.note = &n
+		if n.Size > 0 {
+			r.size = n.Size
+		}
+	}
+	if rec.Kind != journal.KindNote {
+		p.charge = chargeOf(int64(rec.PayloadBytes))
+	}
+	r.recs = append(r.recs, p)
+	return nil
+}
+
+// take hands over what the journal holds of a volume.
+func (e *Engine) take(id uuid.UUID) *replayed {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	r := e.replayed[id]
+	delete(e.replayed, id)
+	if r == nil {
+		r = &replayed{}
+	}
+	return r
+}
+
+// orphanIn reports whether a segment holds records of a volume that nobody has opened
+// since the start. They pin the segment: they may be all that there is of it.
+func (e *Engine) orphanIn(gen uint64) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, r := range e.replayed {
+		if !r.forgotten && len(r.segs) > 0 && r.segs[0].gen <= gen && len(r.recs) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// Orphans are the volumes of which the journal holds records and that were not opened
+// since the start.
+func (e *Engine) Orphans() []uuid.UUID {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var ids []uuid.UUID
+	for id, r := range e.replayed {
+		if !r.forgotten && len(r.recs) > 0 {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// Create makes a new volume and serves it. cfg.ID must be new.
+func (e *Engine) Create(ctx context.Context, cfg VolumeConfig) (*Volume, error) {
+	v, err := e.newVolume(cfg)
+	if err != nil {
+		return nil, err
+	}
+	if r := e.take(cfg.ID); len(r.recs) > 0 && !r.forgotten {
+		return nil, fmt.Errorf("volume %s is in the journal already: open it or forget it", cfg.ID)
+	} else if err := v.openHome(); err != nil {
+		return nil, err
+	} else {
+		v.segs.list = r.segs
+	}
+	if err := v.home.Reset(); err != nil {
+		return nil, err
+	}
+	v.generation = 1
+	v.home.at = homeMeta{Size: cfg.SizeBytes}
+	v.destage.size = cfg.SizeBytes
+	return v, v.begin(ctx, 1)
+}
+
+// Volume opens a volume that exists and begins a new epoch of it. When the home map is
+// here, the volume is served at once, whatever the bucket does; else it is in StateOpening until
+// the map is rebuilt from the bucket.
+func (e *Engine) Volume(ctx context.Context, cfg VolumeConfig) (*Volume, error) {
+	v, err := e.newVolume(cfg)
+	if err != nil {
+		return nil, err
+	}
+	r := e.take(cfg.ID)
+	if r.damage != nil {
+		return nil, r.damage
+	}
+	v.grow(r.size)
+	if err := v.openHome(); err != nil {
+		return nil, err
+	}
+	meta, known := v.home.saved, v.home.saved.Epoch != 0 && !v.home.saved.Loading
+	v.grow(meta.Size)
+	v.generation = max(1, meta.Generation, r.generation)
+	lost := ""
+	switch {
+	case known && meta.Incarnation != e.journal.Incarnation():
+		lost = fmt.Sprintf("the journal is not the one that this volume was written with: what was acknowledged after LSN %d and had not reached the object store is lost", meta.LSN)
+		known = false // the bucket knows better than the map how far it got
+	case !e.clean && cfg.Policy.Effective(cfg.WriteThrough).Ack == Memory:
+		lost = fmt.Sprintf("the node stopped without closing the journal: writes after LSN %d that were acknowledged at memory are lost", max(r.last, meta.LSN))
+	}
+	if lost != "" {
+		v.generation++
+		v.lost.Store(true)
+	}
+	if err := e.register(v); err != nil {
+		return nil, err
+	}
+	if lost != "" {
+		v.event("error", "writes_lost", lost)
+	}
+	if !known {
+		go v.rebuild(r) // it ends with the volume's destage loop, or closes idle itself
+		return v, nil
+	}
+	if err := v.adopt(r); err != nil {
+		v.stop(StateFailed, err)
+		close(v.destage.idle)
+		return v, nil
+	}
+	return v, v.begin(ctx, max(meta.Epoch, r.epoch)+1)
+}
+
+// openHome opens the home map and reads where it stands. A map that is damaged is dropped, as if
+// it had never been there.
+func (v *Volume) openHome() error {
+	opt := homemap.Options{Cache: v.e.mapCache}
+	m, err := homemap.Open(v.e.store, v.id, opt)
+	if errors.Is(err, homemap.ErrDamaged) {
+		v.log.Error("the home map is damaged; it is rebuilt from the bucket", "err", err)
+		if err := v.e.store.Drop(v.id); err != nil {
+			return fmt.Errorf("damaged home map of volume %s: %w", v.id, err)
+		}
+		m, err = homemap.Open(v.e.store, v.id, opt)
+	}
+	if err != nil {
+		return fmt.Errorf("home map of volume %s: %w", v.id, err)
+	}
+	v.home.Map = m
+	if c, ok := m.Position(); ok {
+		if err := json.Unmarshal(c.Blob, &v.home.saved); err != nil {
+			v.log.Error("the home map's state cannot be read; it is rebuilt from the bucket", "err", err)
+			v.home.saved = homeMeta{}
+		}
+	}
+	v.home.at = v.home.saved
+	v.destage.objectBytes.Store(v.home.at.ObjectBytes)
+	return nil
+}
+
+// adopt puts what the journal holds beyond the home map into the dirty map and the
+// destage queue. Records must follow the home map without a gap.
+func (v *Volume) adopt(r *replayed) error {
+	at := v.home.at.LSN
+	v.next = max(at, r.last)
+	if len(r.recs) > 0 && LSN(r.recs[0].rec.LSN) > at+1 {
+		return fmt.Errorf("the journal begins at LSN %d and the object store ends at LSN %d: %w: what lies between is missing; restore the volume from its bucket", r.recs[0].rec.LSN, at, ErrDamaged)
+	}
+	now := time.Now()
+	v.mu.Lock()
+	for _, p := range r.recs {
+		if LSN(p.rec.LSN) <= at {
+			continue
+		}
+		switch p.rec.Kind {
+		case journal.KindData, journal.KindZero, journal.KindSame:
+			v.dirty.Insert(v.extentOf(p.rec, p.loc, v.cfg.BlockSize))
+		}
+		v.destage.queue = append(v.destage.queue, p)
+		v.budget.force(p.charge)
+	}
+	v.mu.Unlock()
+	v.segs.list = r.segs
+	v.object.advance(at, v.home.at.Time)
+	v.local.advance(v.next, now)
+	v.acked.advance(v.next, now)
+	return nil
+}
+
+// begin starts an epoch: it is durable before anything is served in it.
+func (v *Volume) begin(ctx context.Context, epoch uint64) error {
+	v.mu.Lock()
+	v.epoch = epoch
+	v.mu.Unlock()
+	o := &op{v: v, done: make(chan error, 1)}
+	o.entry.Record = journal.Record{Volume: v.id, Kind: journal.KindFence, Offset: v.generation}
+	o.entry.User = o
+	err := v.e.journal.Submit(&o.entry)
+	if err == nil {
+		select {
+		case err = <-o.done:
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+	}
+	if err == nil && (v.home.saved.Epoch == 0 || v.home.saved.Incarnation != v.e.journal.Incarnation()) {
+		// From here on an absent home map means a lost one, and another journal a lost journal.
+		v.destage.apply.Lock()
+		err = v.saveHome(ctx)
+		v.destage.apply.Unlock()
+	}
+	if err != nil {
+		v.stop(StateFailed, fmt.Errorf("epoch %d of volume %s not begun: %w", epoch, v.id, err))
+		close(v.destage.idle)
+		return err
+	}
+	v.e.mu.Lock()
+	v.e.volumes[v.id] = v
+	v.e.mu.Unlock()
+	v.destage.identity = volumelog.NewIdentity(v.e.opt.Node)
+	v.destage.hello = v.destage.writer == nil
+	v.down.Store(nil)
+	go v.run(v.ctx)
+	return nil
+}
+
+// rebuild makes the home map anew from the bucket, then opens the volume.
+func (v *Volume) rebuild(r *replayed) {
+	ctx := v.ctx
+	fail := func(err error) {
+		v.stop(StateFailed, err)
+		close(v.destage.idle)
+	}
+	v.event("warning", "home_map_rebuild", "the home map is being rebuilt from the bucket")
+	err := v.retry(ctx, func(ctx context.Context) error { return v.loadHome(ctx, r) })
+	if err == nil {
+		err = v.adopt(r)
+	}
+	if err != nil {
+		fail(err)
+		return
+	}
+	if err := v.begin(ctx, v.epoch); err != nil {
+		return
+	}
+	v.event("info", "home_map_rebuilt", fmt.Sprintf("the home map holds LSN %d again", v.home.at.LSN))
+}
+
+// close ends the volume's work. Who waits is told; what was submitted is still journaled.
+func (v *Volume) close() {
+	v.stop(StateClosed, ErrClosed)
+	v.cancel()
+}
+
+// logForgotten makes it durable that the journal's records of a volume mean nothing any more.
+func (e *Engine) logForgotten(ctx context.Context, id uuid.UUID) error {
+	return e.logOwn(ctx, id, note{Forget: true})
+}
+
+// markClean makes it durable that nothing was in flight when the engine closed.
+func (e *Engine) markClean(ctx context.Context) error {
+	return e.logOwn(ctx, uuid.Nil, note{Clean: true})
+}
+
+// logOwn journals a note of the engine's own, which takes no LSN, and waits for the sync.
+func (e *Engine) logOwn(ctx context.Context, id uuid.UUID, n note) error {
+	b, err := json.Marshal(n)
+	if err != nil {
+		return err
+	}
+	done := ownNote(make(chan error, 1))
+	en := &journal.Entry{
+		Record:  journal.Record{Volume: id, Kind: journal.KindNote, PayloadBytes: uint32(len(b))},
+		Payload: [][]byte{b}, User: done,
+	}
+	if err := e.journal.Submit(en); err != nil {
+		return fmt.Errorf("%w: %w", ErrJournal, err)
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// ownNote is the User of an entry of the engine's own.
+type ownNote chan error

@@ -1,0 +1,50 @@
+package cache
+
+import "sync"
+
+// segments knows, for one volume, which journal segments hold records of it and up to
+// which LSN. Safe for concurrent use.
+type segments struct {
+	mu   sync.Mutex
+	list []segmentMark // ascending
+}
+
+type segmentMark struct {
+	gen  uint64
+	last LSN // the highest LSN of the volume in the segment
+}
+
+// add notes a record. Records come in journal order.
+func (s *segments) add(gen uint64, lsn LSN) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n := len(s.list); n > 0 && s.list[n-1].gen == gen {
+		s.list[n-1].last = max(s.list[n-1].last, lsn)
+		return
+	}
+	s.list = append(s.list, segmentMark{gen, lsn})
+}
+
+// upTo returns the highest LSN in the segments up to gen, and false if the volume has nothing there.
+func (s *segments) upTo(gen uint64) (lsn LSN, any bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, m := range s.list {
+		if m.gen > gen {
+			break
+		}
+		lsn, any = max(lsn, m.last), true
+	}
+	return lsn, any
+}
+
+// drop forgets the segments up to gen.
+func (s *segments) drop(gen uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := 0
+	for i < len(s.list) && s.list[i].gen <= gen {
+		i++
+	}
+	s.list = append(s.list[:0], s.list[i:]...)
+}

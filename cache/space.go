@@ -1,0 +1,147 @@
+package cache
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/isergate/isergate/cache/homemap"
+	"github.com/isergate/isergate/objectstore/volumelog"
+)
+
+// Space keeps the journal usable: a segment is given back once all its records are at
+// `object` and the home map's checkpoint covers them, so that what is in the journal and what is in the
+// home maps always add up to the volume.
+
+// homeMeta is kept with each checkpoint of a home map.
+type homeMeta struct {
+	Epoch       uint64             `json:"epoch"`      // the highest epoch that was started
+	Generation  uint64             `json:"generation"` // of the volume
+	Position    volumelog.Position `json:"position"`   // the last object that the map holds
+	LSN         LSN                `json:"lsn"`        // and its last LSN
+	Time        time.Time          `json:"time"`       // when that LSN reached the object store
+	Size        int64              `json:"size"`       // of the volume as of that LSN, in bytes
+	Incarnation uuid.UUID          `json:"incarnation"`
+	ObjectBytes int64              `json:"object_bytes"`
+	Loading     bool               `json:"loading,omitempty"` // the map is incomplete: a checkpoint is being loaded
+}
+
+// space is the engine's background work on journal space and checkpoints.
+type space struct {
+	e    *Engine
+	kick chan struct{} // buffered
+	ckpt chan *Volume  // volumes whose bucket checkpoint is due
+	done chan struct{} // closed when the loop has ended
+}
+
+func newSpace(e *Engine) *space {
+	return &space{e: e, kick: make(chan struct{}, 1), ckpt: make(chan *Volume, 1024), done: make(chan struct{})}
+}
+
+func (s *space) wake() {
+	select {
+	case s.kick <- struct{}{}:
+	default:
+	}
+}
+
+// wantBucketCheckpoint asks for one; when too many are due it comes with a later object.
+func (s *space) wantBucketCheckpoint(v *Volume) {
+	select {
+	case s.ckpt <- v:
+	default:
+	}
+}
+
+func (s *space) run(ctx context.Context) {
+	defer close(s.done)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.kick:
+			if err := s.e.reclaim(ctx); err != nil && ctx.Err() == nil {
+				s.e.log.Error("journal space not reclaimed", "err", err)
+			}
+		case v := <-s.ckpt:
+			if err := v.checkpointBucket(ctx); err != nil && ctx.Err() == nil {
+				v.log.Warn("checkpoint in the bucket failed; the next one makes up for it", "err", err)
+			}
+		}
+	}
+}
+
+// reclaim releases the oldest segments while nothing in them is needed.
+func (e *Engine) reclaim(ctx context.Context) error {
+	e.reclaiming.Lock()
+	defer e.reclaiming.Unlock()
+	for {
+		segs := e.journal.Segments()
+		if len(segs) == 0 || segs[0].Active || e.orphanIn(segs[0].Generation) {
+			return nil
+		}
+		gen := segs[0].Generation
+		all := e.all()
+		for _, v := range all {
+			if lsn, any := v.segs.upTo(gen); any && v.object.get().LSN < lsn {
+				return nil
+			}
+		}
+		for _, v := range all {
+			if _, any := v.segs.upTo(gen); !any {
+				continue
+			}
+			if o := v.down.Load(); o != nil && o.state != StateOpening {
+				return nil // its records stay as they are, whatever they are worth
+			}
+			if covered, err := v.checkpointHome(ctx, gen); err != nil || !covered {
+				return err
+			}
+		}
+		if err := e.journal.Release(gen); err != nil {
+			return err
+		}
+		for _, v := range all {
+			v.segs.drop(gen)
+		}
+	}
+}
+
+// checkpointHome makes the home map durable up to all that the volume has in the segments up to
+// gen, and reports whether that is so.
+func (v *Volume) checkpointHome(ctx context.Context, gen uint64) (covered bool, err error) {
+	v.destage.apply.Lock()
+	defer v.destage.apply.Unlock()
+	lsn, _ := v.segs.upTo(gen)
+	covers := func() bool {
+		m := v.home.saved
+		return m.Epoch == v.epochNow() && m.LSN >= lsn && !m.Loading
+	}
+	if !covers() {
+		err = v.saveHome(ctx)
+	}
+	return covers(), err
+}
+
+// saveHome writes the home map's changes and where it stands. The caller holds apply.
+func (v *Volume) saveHome(ctx context.Context) error {
+	v.mu.RLock()
+	meta := v.home.at
+	meta.Epoch, meta.Generation = v.epoch, v.generation
+	v.mu.RUnlock()
+	meta.Incarnation = v.e.journal.Incarnation()
+	meta.ObjectBytes = v.destage.objectBytes.Load()
+	b, err := json.Marshal(meta)
+	if err != nil {
+		return err
+	}
+	at := homemap.Position{Epoch: meta.Position.Epoch, Seq: meta.Position.Seq, LSN: uint64(meta.LSN)}
+	if err := v.home.Checkpoint(ctx, homemap.Checkpoint{Position: at, Blob: b}); err != nil {
+		return fmt.Errorf("checkpoint of the home map of volume %s: %w", v.id, err)
+	}
+	v.home.saved = meta
+	return nil
+}
