@@ -32,6 +32,10 @@ type Server struct {
 
 	t       testing.TB
 	control string
+	images  [2]string
+	log     bytes.Buffer
+	daemon  *exec.Cmd
+	exited  chan struct{}
 }
 
 var serial atomic.Int32
@@ -60,43 +64,9 @@ func Start(t testing.TB) *Server {
 	}
 	portal := free.Addr().String()
 	free.Close()
-	s := &Server{Portal: portal, Size: 64 << 20, t: t, control: strconv.Itoa(1000 + (os.Getpid()*16+int(serial.Add(1)))%29000)}
-	var log bytes.Buffer
-	daemon := exec.Command("tgtd", "-f", "-C", s.control, "--iscsi", "portal="+portal)
-	daemon.Stdout, daemon.Stderr = &log, &log
-	if err := daemon.Start(); err != nil {
-		t.Fatal(err)
-	}
-	exited := make(chan struct{})
-	go func() {
-		daemon.Wait()
-		close(exited)
-	}()
-	t.Cleanup(func() {
-		daemon.Process.Kill()
-		<-exited
-		if t.Failed() && log.Len() > 0 {
-			t.Logf("tgtd: %s", log.Bytes())
-		}
-		os.Remove("/var/run/tgtd/socket." + s.control)
-		os.Remove("/var/run/tgtd/socket." + s.control + ".lock")
-	})
-	deadline := time.After(20 * time.Second)
-	for {
-		if _, err := s.admin("--op", "show", "--mode", "sys"); err == nil {
-			break
-		}
-		select {
-		case <-exited:
-			t.Fatalf("tgtd ended: %s", log.Bytes())
-		case <-deadline:
-			t.Fatal("tgtd does not come up")
-		case <-time.After(20 * time.Millisecond):
-		}
-	}
-	for i, name := range []string{Target, CHAPTarget} {
-		tid := strconv.Itoa(i + 1)
-		image := filepath.Join(t.TempDir(), "lun")
+	s := &Server{images: [2]string{filepath.Join(t.TempDir(), "lun"), filepath.Join(t.TempDir(), "lun")},
+		Portal: portal, Size: 64 << 20, t: t, control: strconv.Itoa(1000 + (os.Getpid()*16+int(serial.Add(1)))%29000)}
+	for _, image := range s.images {
 		f, err := os.Create(image)
 		if err != nil {
 			t.Fatal(err)
@@ -105,14 +75,64 @@ func Start(t testing.TB) *Server {
 			t.Fatal(err)
 		}
 		f.Close()
+	}
+	t.Cleanup(func() {
+		s.Kill()
+		if t.Failed() && s.log.Len() > 0 {
+			t.Logf("tgtd: %s", s.log.Bytes())
+		}
+	})
+	s.Restart()
+	return s
+}
+
+// Kill ends the daemon with SIGKILL. What it acknowledged is in its image files.
+func (s *Server) Kill() {
+	if s.daemon == nil {
+		return
+	}
+	s.daemon.Process.Kill()
+	<-s.exited
+	s.daemon = nil
+	os.Remove("/var/run/tgtd/socket." + s.control)
+	os.Remove("/var/run/tgtd/socket." + s.control + ".lock")
+}
+
+// Restart runs the daemon again, on the same portal and images.
+func (s *Server) Restart() {
+	s.t.Helper()
+	s.daemon = exec.Command("tgtd", "-f", "-C", s.control, "--iscsi", "portal="+s.Portal)
+	s.daemon.Stdout, s.daemon.Stderr = &s.log, &s.log
+	if err := s.daemon.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	s.exited = make(chan struct{})
+	go func(d *exec.Cmd, exited chan struct{}) {
+		d.Wait()
+		close(exited)
+	}(s.daemon, s.exited)
+	deadline := time.After(20 * time.Second)
+	for {
+		if _, err := s.admin("--op", "show", "--mode", "sys"); err == nil {
+			break
+		}
+		select {
+		case <-s.exited:
+			s.t.Fatalf("tgtd ended: %s", s.log.Bytes())
+		case <-deadline:
+			s.t.Fatal("tgtd does not come up")
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	for i, name := range []string{Target, CHAPTarget} {
+		tid := strconv.Itoa(i + 1)
 		s.must("--op", "new", "--mode", "target", "--tid", tid, "-T", name)
-		s.must("--op", "new", "--mode", "logicalunit", "--tid", tid, "--lun", strconv.Itoa(LUN), "-b", image)
+		s.must("--op", "new", "--mode", "logicalunit", "--tid", tid, "--lun", strconv.Itoa(LUN), "-b", s.images[i])
 		s.must("--op", "update", "--mode", "logicalunit", "--tid", tid, "--lun", strconv.Itoa(LUN), "--params", "thin_provisioning=1")
 		s.must("--op", "bind", "--mode", "target", "--tid", tid, "-I", "ALL")
 	}
 	s.must("--op", "new", "--mode", "account", "--user", User, "--password", Secret)
 	s.must("--op", "bind", "--mode", "account", "--tid", "2", "--user", User)
-	return s
 }
 
 // Set changes a target parameter of the open target, such as InitialR2T or HeaderDigest.
