@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/isergate/isergate/objectstore"
 	"github.com/isergate/isergate/objectstore/buckettest"
@@ -17,6 +18,9 @@ import (
 func TestServers(t *testing.T) {
 	for _, kind := range s3test.Kinds {
 		t.Run(string(kind), func(t *testing.T) {
+			if kind == s3test.Radosgw && testing.Short() {
+				t.Skip("radosgw takes a minute; not with -short")
+			}
 			server := s3test.New(t, kind)
 			if err := server.CreateBucket(t.Context(), "suite"); err != nil {
 				t.Fatal(err)
@@ -33,6 +37,7 @@ func TestServers(t *testing.T) {
 			t.Run("denied", func(t *testing.T) { denied(t, server) })
 			t.Run("no bucket", func(t *testing.T) { noBucket(t, server) })
 			t.Run("single writer", func(t *testing.T) { singleWriter(t, server) })
+			t.Run("suspended", func(t *testing.T) { suspended(t, server) })
 			t.Run("restart", func(t *testing.T) { restart(t, server) })
 		})
 	}
@@ -115,6 +120,38 @@ func singleWriter(t *testing.T, server *s3test.Server) {
 		t.Fatalf("got %v", err)
 	}
 	if got, err := b.Get(t.Context(), "k", 10); err != nil || string(got) != "one" {
+		t.Fatalf("%q, %v", got, err)
+	}
+}
+
+// suspended stops the server in its tracks: an attempt ends by itself, and what it did is
+// found out afterwards.
+func suspended(t *testing.T, server *s3test.Server) {
+	b, err := objectstore.Open(t.Context(), server.URL("suite", "suspended"), objectstore.Options{
+		Credentials: server.Credentials(), StallTimeout: 200 * time.Millisecond, ResponseHeaderTimeout: 200 * time.Millisecond,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	if err := b.PutIfAbsent(t.Context(), "before", nil); objectstore.Classify(err) != objectstore.ClassOK {
+		t.Fatal(err)
+	}
+	if err := server.Suspend(); err != nil {
+		t.Fatal(err)
+	}
+	err = b.PutIfAbsent(t.Context(), "during", []byte("mine"))
+	if rerr := server.Resume(); rerr != nil {
+		t.Fatal(rerr)
+	}
+	if !errors.Is(err, objectstore.ErrUnknown) {
+		t.Fatalf("put to a suspended server: %v", err)
+	}
+	after := openAt(t, server.URL("suite", "suspended"), server.Credentials())
+	if err := after.PutIfAbsent(t.Context(), "during", []byte("mine")); err != nil && !errors.Is(err, objectstore.ErrExists) {
+		t.Fatal(err)
+	}
+	if got, err := after.Get(t.Context(), "during", 10); err != nil || string(got) != "mine" {
 		t.Fatalf("%q, %v", got, err)
 	}
 }

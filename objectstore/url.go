@@ -25,7 +25,7 @@ type Location struct {
 }
 
 // accepted is the end of every message about a URL that is not understood.
-const accepted = `accepted are s3://bucket/prefix?endpoint=https://host:port&region=name&path_style=true (all after "?" optional), file:///absolute/directory, and mem:`
+const accepted = `accepted are mem:, file:///absolute/directory, and s3://bucket/prefix?endpoint=https://host:port&region=name&path_style=true (all after "?" optional)`
 
 var (
 	bucketName  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]$`)

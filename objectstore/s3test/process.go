@@ -28,12 +28,13 @@ type process struct {
 
 const guard = `"$@" </dev/null 3<&- &
 child=$!
-{ read -r _ <&3; kill -9 $child; } 2>/dev/null &
+exec 2>/dev/null
+{ read -r _ <&3; kill -9 $child; } &
 guard=$!
 exec 3<&-
 wait $child
 status=$?
-kill $guard 2>/dev/null
+kill $guard
 exit $status`
 
 func startProcess(s spec) (*process, error) {
