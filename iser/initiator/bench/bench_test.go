@@ -1,0 +1,172 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/isergate/isergate/iser/initiator"
+	"github.com/isergate/isergate/iser/initiator/internal/tgtd"
+)
+
+func TestHistogramQuantiles(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 4))
+	var parts [3]Histogram
+	var values []time.Duration
+	for range 20000 {
+		v := time.Duration(r.Uint64N(1 << (1 + r.IntN(40))))
+		values = append(values, v)
+		parts[r.IntN(3)].Record(v)
+	}
+	var h Histogram
+	for i := range parts {
+		h.Merge(&parts[i])
+	}
+	slices.Sort(values)
+	if h.Count() != uint64(len(values)) {
+		t.Errorf("%d values", h.Count())
+	}
+	for _, q := range []float64{0, 0.01, 0.5, 0.9, 0.99, 0.999, 1} {
+		rank := int(q*float64(len(values))+0.9999999) - 1
+		want := values[max(0, min(rank, len(values)-1))]
+		got := h.Quantile(q)
+		if got < want || float64(got) > float64(want)*(1+1.0/subBuckets)+1 {
+			t.Errorf("quantile %v: %d, want %d", q, got, want)
+		}
+	}
+	if h.Quantile(1) != values[len(values)-1] || h.Quantile(0) != values[0] {
+		t.Error("extremes are not exact")
+	}
+	if (&Histogram{}).Quantile(0.5) != 0 || (&Histogram{}).Mean() != 0 {
+		t.Error("an empty histogram")
+	}
+}
+
+func TestHistogramBuckets(t *testing.T) {
+	for i := range buckets {
+		if got := bucket(upper(i)); got != i {
+			t.Fatalf("bucket of %d is %d, want %d", upper(i), got, i)
+		}
+		if i > 0 && bucket(upper(i-1)+1) != i {
+			t.Fatalf("bucket %d does not begin after bucket %d", i, i-1)
+		}
+	}
+	var h Histogram
+	h.Record(-1)
+	h.Record(1<<62 + 5)
+	if h.Quantile(0) != 0 || h.Quantile(1) != 1<<42-1 && h.Quantile(1) != 1<<62+5 {
+		t.Errorf("%v, %v", h.Quantile(0), h.Quantile(1))
+	}
+}
+
+// fake is a unit that notes what is asked of it.
+type fake struct {
+	mu      sync.Mutex
+	lbas    map[uint64]int
+	sizes   map[int]int
+	flushes int
+	err     error
+}
+
+func (f *fake) note(lba uint64, p []byte) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.lbas[lba]++
+	f.sizes[len(p)]++
+	return f.err
+}
+func (f *fake) Read(_ context.Context, lba uint64, p []byte) error          { return f.note(lba, p) }
+func (f *fake) Write(_ context.Context, lba uint64, p []byte, _ bool) error { return f.note(lba, p) }
+func (f *fake) Flush(context.Context) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.flushes++
+	return nil
+}
+
+func opened(f *fake) func(context.Context) (*Opened, error) {
+	f.lbas, f.sizes = map[uint64]int{}, map[int]int{}
+	return func(context.Context) (*Opened, error) {
+		return &Opened{Unit: f, BlockSize: 512, Blocks: 1000, Close: func() {}}, nil
+	}
+}
+
+func TestSequential(t *testing.T) {
+	f := new(fake)
+	res, err := Run(context.Background(), Options{Pattern: Write, Count: 60, Depth: 4, Sessions: 2, Offset: 5120, Size: 4096*30 + 100, FlushEvery: 5, Open: opened(f)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res.Operations != 60 || res.Bytes != 60*4096 || res.Errors != 0 || res.Histogram.Count() != 60 || res.Flushes != uint64(f.flushes) {
+		t.Errorf("%+v", res)
+	}
+	for slot := range uint64(30) {
+		if n := f.lbas[10+8*slot]; n != 2 {
+			t.Errorf("slot %d was written %d times", slot, n)
+		}
+	}
+	if len(f.lbas) != 30 || f.sizes[4096] != 60 {
+		t.Errorf("%v, %v", f.lbas, f.sizes)
+	}
+	if _, err := json.Marshal(res); err != nil {
+		t.Error(err)
+	}
+	_ = res.String()
+}
+
+func TestErrorsAreCounted(t *testing.T) {
+	f := &fake{err: &initiator.StatusError{Status: initiator.Busy}}
+	res, err := Run(context.Background(), Options{Pattern: RandRW, Count: 20, Open: opened(f)})
+	if err != nil || res.Errors != 20 || res.Operations != 0 || res.FirstError == "" {
+		t.Errorf("%+v, %v", res, err)
+	}
+	f = &fake{err: initiator.ErrConnection}
+	res, err = Run(context.Background(), Options{Pattern: RandRead, Depth: 3, Duration: time.Hour, Open: opened(f)})
+	if err != nil || res.Errors != 3 {
+		t.Errorf("%+v, %v", res, err)
+	}
+	gone := errors.New("gone")
+	if _, err := Run(context.Background(), Options{Pattern: Read, Open: func(context.Context) (*Opened, error) { return nil, gone }}); !errors.Is(err, gone) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestBadOptions(t *testing.T) {
+	for _, o := range []Options{
+		{Pattern: "backwards"}, {Pattern: Read, BlockSize: 100}, {Pattern: Read, BlockSize: 1000}, {Pattern: Read, Depth: -1}, {Pattern: Read, Sessions: 1000},
+		{Pattern: Read, Duration: -1}, {Pattern: Read, Offset: 100}, {Pattern: Read, Offset: 1 << 40}, {Pattern: Read, Offset: 512, Size: 512000},
+		{Pattern: Read, Size: 512},
+	} {
+		o.Count = 1
+		o.Open = opened(new(fake))
+		if _, err := Run(context.Background(), o); err == nil {
+			t.Errorf("%+v was accepted", o)
+		}
+	}
+	if _, err := Run(context.Background(), Options{Pattern: Read}); err == nil {
+		t.Error("nothing to open")
+	}
+}
+
+func TestTgtd(t *testing.T) {
+	srv := tgtd.Start(t)
+	open := OpenLUN(initiator.Options{Portal: srv.Portal, InitiatorName: "iqn.2026-01.com.example:bench", TargetName: tgtd.Target}, tgtd.LUN)
+	for _, o := range []Options{
+		{Pattern: RandWrite, Count: 3000}, {Pattern: RandRead, Count: 3000}, {Pattern: Write, BlockSize: 256 << 10, Count: 200, Depth: 4},
+		{Pattern: Read, BlockSize: 256 << 10, Count: 200, Depth: 4}, {Pattern: RandRW, Count: 1000, Sessions: 2, FlushEvery: 100},
+	} {
+		o.Open = open
+		res, err := Run(context.Background(), o)
+		if err != nil || res.Errors > 0 || res.Operations != o.Count {
+			t.Fatalf("%+v, %v", res, err)
+		}
+		t.Log(res)
+	}
+}
