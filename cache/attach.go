@@ -141,15 +141,25 @@ func (v *Volume) setHome(at homeMeta) {
 // loadHome makes the home map anew from the bucket and opens an epoch there, in one.
 func (v *Volume) loadHome(ctx context.Context, r *replayed) error {
 	bucket := v.bucket()
-	highest, err := volumelog.HighestEpoch(ctx, bucket, v.id)
+	newest, err := volumelog.Newest(ctx, bucket, v.id)
 	if err != nil {
 		return err
 	}
-	if highest == 0 && !r.whole() {
+	if newest == nil && !r.whole() {
 		return fmt.Errorf("%w: the bucket holds nothing of the volume, and the journal not all of it: is it the right bucket?", ErrDamaged)
 	}
 	v.mu.Lock()
-	v.epoch = max(highest, r.epoch) + 1
+	v.epoch = r.epoch + 1
+	if newest != nil {
+		v.epoch = max(newest.Epoch, r.epoch) + 1
+		if r.generation == 0 && newest.Writer.Node == v.e.opt.Node {
+			// Nothing here knows the generation any more, and the bucket's is ours.
+			v.generation = max(v.generation, newest.Generation)
+			if v.lost.Load() {
+				v.generation = max(v.generation, newest.Generation+1)
+			}
+		}
+	}
 	want := volumelog.Want{
 		Epoch: v.epoch, Generation: v.generation, Writer: volumelog.NewIdentity(v.e.opt.Node), Holds: math.MaxUint64,
 		Attributes: volumelog.Attributes{Name: v.cfg.Name, SizeBytes: uint64(v.size.Load()), BlockSize: uint32(v.cfg.BlockSize)},
@@ -189,7 +199,7 @@ type RestoreReport struct {
 // zero; they are then as the bucket says, and the report has them.
 func (e *Engine) Restore(ctx context.Context, cfg VolumeConfig) (*Volume, RestoreReport, error) {
 	var none RestoreReport
-	if r := e.take(cfg.ID); len(r.recs) > 0 && !r.forgotten {
+	if e.found(cfg.ID).needed() {
 		return nil, none, fmt.Errorf("volume %s is in this node's journal: open it or forget it first", cfg.ID)
 	}
 	shell := cfg
@@ -276,11 +286,11 @@ func (e *Engine) Forget(ctx context.Context, id [16]byte, bucket objectstore.Buc
 	if err := e.logForgotten(ctx, id); err != nil {
 		return err
 	}
-	if v != nil {
-		e.unregister(v)
-		e.reads.DropVolume(id)
-	}
-	e.take(id)
+	e.mu.Lock()
+	delete(e.volumes, id)
+	delete(e.replayed, id)
+	e.mu.Unlock()
+	e.reads.DropVolume(id)
 	e.space.wake()
 	if purge {
 		_, err := volumelog.Purge(ctx, bucket, id)

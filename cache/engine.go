@@ -162,7 +162,8 @@ func (e *Engine) MaxWriteBytes() int64 { return e.journal.MaxEntryBytes() }
 // when none is in progress.
 func (e *Engine) JournalStalled() time.Duration { return e.journal.Stalled() }
 
-// register takes a volume in; it refuses a second one of the same UUID.
+// register takes a volume in, and with it what the journal holds of it; it refuses a second one
+// of the same UUID.
 func (e *Engine) register(v *Volume) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -173,6 +174,7 @@ func (e *Engine) register(v *Volume) error {
 		return fmt.Errorf("volume %s is open on this node already", v.id)
 	}
 	e.volumes[v.id] = v
+	delete(e.replayed, v.id)
 	return nil
 }
 

@@ -47,6 +47,13 @@ func (e *Engine) replay(rec journal.Record, loc journal.Location) error {
 		r = &replayed{}
 		e.replayed[id] = r
 	}
+	if n.Forget {
+		*r = replayed{forgotten: true}
+		return nil
+	}
+	if r.forgotten && rec.Kind == journal.KindFence {
+		*r = replayed{} // the volume came back from its bucket
+	}
 	lsn := LSN(rec.LSN)
 	if !r.seen {
 		r.seen, r.first = true, lsn
@@ -56,14 +63,7 @@ func (e *Engine) replay(rec journal.Record, loc journal.Location) error {
 	} else {
 		r.segs = append(r.segs, segmentMark{loc.Segment, lsn})
 	}
-	switch {
-	case n.Forget:
-		r.forgotten, r.recs, r.damage = true, nil, nil
-		return nil
-	case rec.Kind == journal.KindFence:
-		if r.forgotten { // the volume came back from its bucket
-			*r = replayed{seen: true, first: lsn, segs: r.segs}
-		}
+	if rec.Kind == journal.KindFence {
 		r.epoch, r.generation, r.last = rec.Epoch, rec.Offset, max(r.last, lsn)
 		return nil
 	}
@@ -86,17 +86,19 @@ func (e *Engine) replay(rec journal.Record, loc journal.Location) error {
 	return nil
 }
 
-// take hands over what the journal holds of a volume.
-func (e *Engine) take(id uuid.UUID) *replayed {
+// found returns what the journal holds of a volume that is not open yet. It stays in
+// e.replayed, and keeps its segments, until register takes the volume in.
+func (e *Engine) found(id uuid.UUID) *replayed {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	r := e.replayed[id]
-	delete(e.replayed, id)
-	if r == nil {
-		r = &replayed{}
+	if r := e.replayed[id]; r != nil {
+		return r
 	}
-	return r
+	return &replayed{}
 }
+
+// needed: nobody may take what the journal holds of the volume for nothing.
+func (r *replayed) needed() bool { return !r.forgotten && len(r.recs) > 0 }
 
 // orphanIn reports whether a segment holds records of a volume that nobody has opened
 // since the start. They pin the segment: they may be all that there is of it.
@@ -104,7 +106,7 @@ func (e *Engine) orphanIn(gen uint64) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, r := range e.replayed {
-		if !r.forgotten && len(r.segs) > 0 && r.segs[0].gen <= gen && len(r.recs) > 0 {
+		if r.needed() && r.segs[0].gen <= gen {
 			return true
 		}
 	}
@@ -118,7 +120,7 @@ func (e *Engine) Orphans() []uuid.UUID {
 	defer e.mu.Unlock()
 	var ids []uuid.UUID
 	for id, r := range e.replayed {
-		if !r.forgotten && len(r.recs) > 0 {
+		if r.needed() {
 			ids = append(ids, id)
 		}
 	}
@@ -131,12 +133,11 @@ func (e *Engine) Create(ctx context.Context, cfg VolumeConfig) (*Volume, error) 
 	if err != nil {
 		return nil, err
 	}
-	if r := e.take(cfg.ID); len(r.recs) > 0 && !r.forgotten {
+	if e.found(cfg.ID).needed() {
 		return nil, fmt.Errorf("volume %s is in the journal already: open it or forget it", cfg.ID)
-	} else if err := v.openHome(); err != nil {
+	}
+	if err := v.openHome(); err != nil {
 		return nil, err
-	} else {
-		v.segs.list = r.segs
 	}
 	if err := v.home.Reset(); err != nil {
 		return nil, err
@@ -144,6 +145,9 @@ func (e *Engine) Create(ctx context.Context, cfg VolumeConfig) (*Volume, error) 
 	v.generation = 1
 	v.home.at = homeMeta{Size: cfg.SizeBytes}
 	v.destage.size = cfg.SizeBytes
+	if err := e.register(v); err != nil {
+		return nil, err
+	}
 	return v, v.begin(ctx, 1)
 }
 
@@ -155,7 +159,7 @@ func (e *Engine) Volume(ctx context.Context, cfg VolumeConfig) (*Volume, error) 
 	if err != nil {
 		return nil, err
 	}
-	r := e.take(cfg.ID)
+	r := e.found(cfg.ID)
 	if r.damage != nil {
 		return nil, r.damage
 	}
@@ -178,6 +182,7 @@ func (e *Engine) Volume(ctx context.Context, cfg VolumeConfig) (*Volume, error) 
 		v.generation++
 		v.lost.Store(true)
 	}
+	v.segs.list = r.segs
 	if err := e.register(v); err != nil {
 		return nil, err
 	}
@@ -245,7 +250,6 @@ func (v *Volume) adopt(r *replayed) error {
 		v.budget.force(p.charge)
 	}
 	v.mu.Unlock()
-	v.segs.list = r.segs
 	v.object.advance(at, v.home.at.Time)
 	v.local.advance(v.next, now)
 	v.acked.advance(v.next, now)
@@ -279,9 +283,6 @@ func (v *Volume) begin(ctx context.Context, epoch uint64) error {
 		close(v.destage.idle)
 		return err
 	}
-	v.e.mu.Lock()
-	v.e.volumes[v.id] = v
-	v.e.mu.Unlock()
 	v.destage.identity = volumelog.NewIdentity(v.e.opt.Node)
 	v.destage.hello = v.destage.writer == nil
 	v.down.Store(nil)
