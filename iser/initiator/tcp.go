@@ -12,6 +12,7 @@ type tcpMover struct {
 	q         sendQueue
 	stop      chan struct{} // closed when run ends
 	scratch   []byte        // data segments of control PDUs
+	in        pdu.DataIn    // scratch of dataIn
 }
 
 func newTCPMover(c *Conn, p *Parameters, expStatSN func() pdu.Serial, failed func(error)) *tcpMover {
@@ -127,7 +128,7 @@ func (m *tcpMover) run(s upcalls) (err error) {
 // dataIn lands one Data-In in the task's buffer. We agreed to DataPDUInOrder and DataSequenceInOrder, so
 // each PDU continues where the one before ended.
 func (m *tcpMover) dataIn(s upcalls, h *pdu.Header, n int) error {
-	var p pdu.DataIn
+	p := &m.in
 	if err := p.Decode(h); err != nil {
 		return protocolError("%v", err)
 	}
@@ -152,7 +153,7 @@ func (m *tcpMover) dataIn(s upcalls, h *pdu.Header, n int) error {
 	t.received += uint32(n)
 	t.dataSN++
 	if p.HasStatus {
-		return s.status(t, &p)
+		return s.status(t, p)
 	}
 	s.window(p.ExpCmdSN, p.MaxCmdSN)
 	return nil

@@ -203,7 +203,7 @@ func (d *disk) run(steps int, policy Keep) {
 func TestNoFalseAlarm(t *testing.T) {
 	r, _ := seeded(t)
 	for _, policy := range []Keep{KeepAcked, KeepFlushed, KeepPrefix} {
-		for range 60 {
+		for range 25 {
 			h := newHistory(t, 1+r.Uint64N(24))
 			var log bytes.Buffer
 			if err := h.Log(&log); err != nil {
@@ -240,10 +240,10 @@ func TestPlantedHole(t *testing.T) {
 	r, _ := seeded(t)
 	for _, policy := range []Keep{KeepAcked, KeepFlushed, KeepPrefix} {
 		planted := 0
-		for range 400 {
+		for range 80 {
 			h := newHistory(t, 16)
 			d := newDisk(t, r, h)
-			d.run(300, policy)
+			d.run(250, policy)
 			prefix, m := d.crash()
 			// The last update of each block is visible. Take away one of an acknowledged operation; it must be
 			// noticed if the operation ended before the submission of one that is still visible. Zeros cannot
@@ -282,7 +282,7 @@ func TestPlantedHole(t *testing.T) {
 				}
 			}
 		}
-		if planted < 50 {
+		if planted < 20 {
 			t.Errorf("policy %d: only %d holes were planted", policy, planted)
 		}
 	}
