@@ -330,3 +330,29 @@ func TestManifestAndPartDamage(t *testing.T) {
 		}
 	}
 }
+
+func TestNewest(t *testing.T) {
+	b, id := newMemBucket(), uuid.New()
+	if h, err := Newest(ctx, b, id); h != nil || err != nil {
+		t.Fatal(h, err)
+	}
+	a, _ := attach(t, b, id, want(3, 1, 0), "a")
+	a.puts(2)
+	if h, err := Newest(ctx, b, id); err != nil || h.Kind != KindOpen || h.Position() != (Position{3, 0}) || h.Generation != 1 {
+		t.Fatal(h, err)
+	}
+	w := want(6, 1, 2)
+	down := errors.New("down")
+	b.hook = func(op, key string) error {
+		if op == "put" && key == LogKey(id, Position{6, 0}) {
+			return down
+		}
+		return nil
+	}
+	_, _, err := Attach(ctx, b, id, w, Replay{})
+	wantErr(t, err, down)
+	b.hook = nil
+	if h, err := Newest(ctx, b, id); err != nil || h.Kind != KindFence || h.Position() != (Position{5, 0}) || h.Writer != w.Writer {
+		t.Fatal(h, err)
+	}
+}

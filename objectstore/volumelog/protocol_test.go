@@ -323,6 +323,14 @@ func TestPutBeyondFenceIsGarbage(t *testing.T) {
 func TestWatermarkInOrder(t *testing.T) {
 	b, id := newMemBucket(), uuid.New()
 	a, _ := attach(t, b, id, want(1, 1, 0), "a")
+	b.hook = func(op, key string) error {
+		if key == LogKey(id, Position{1, 1}) {
+			return objectstore.ErrUnknown
+		}
+		return nil
+	}
+	wantErr(t, a.put(1, 1, 1), objectstore.ErrUnknown)
+	b.hook = nil
 	for _, seq := range []uint64{3, 2} {
 		if err := a.put(seq, seq, seq); err != nil {
 			t.Fatal(err)
