@@ -20,6 +20,7 @@ type buckets struct {
 	metrics *objectstore.Metrics
 	catalog catalog.Store
 	log     *slog.Logger
+	openURL func(context.Context, string, objectstore.Options) (objectstore.Bucket, error)
 
 	mu       sync.Mutex // guards attached
 	attached map[string]*attachment
@@ -41,7 +42,7 @@ func newBuckets(c config.Bucket, store catalog.Store, metrics *objectstore.Metri
 		return nil, fmt.Errorf("bucket: %w", err)
 	}
 	return &buckets{
-		config: c, main: location.String(), metrics: metrics, catalog: store, log: log,
+		config: c, main: location.String(), metrics: metrics, catalog: store, log: log, openURL: objectstore.Open,
 		attached: map[string]*attachment{},
 	}, nil
 }
@@ -81,7 +82,7 @@ func (b *buckets) open(ctx context.Context, url string) (objectstore.Bucket, err
 // attach opens and examines a bucket, decides whether it will do, and wraps it.
 func (b *buckets) attach(ctx context.Context, url string, a *attachment) error {
 	options := objectstore.Options{Logger: b.log, Connections: b.config.Requests}
-	raw, err := objectstore.Open(ctx, url, options)
+	raw, err := b.openURL(ctx, url, options)
 	if err != nil {
 		return advised(err)
 	}
@@ -97,7 +98,7 @@ func (b *buckets) attach(ctx context.Context, url string, a *attachment) error {
 		}
 		_ = raw.Close()
 		options.SingleWriter = true
-		if raw, err = objectstore.Open(ctx, url, options); err != nil {
+		if raw, err = b.openURL(ctx, url, options); err != nil {
 			return advised(err)
 		}
 		a.singleWriter = true

@@ -42,7 +42,7 @@ func (f *front) Authorize(_ context.Context, initiator, name string) (iscsi.Acce
 	if t == nil {
 		return iscsi.Access{}, iscsi.ErrNotFound
 	}
-	access := iscsi.Access{Units: luns{t.inventory}}
+	access := iscsi.Access{Units: t.inventory}
 	acl := t.entry.ACL(initiator)
 	switch {
 	case acl != nil && acl.CHAP != nil:
@@ -114,19 +114,4 @@ func (f *front) remapLocked(t *target, want []catalog.LUN) {
 			f.n.log.Error("LUN was not mapped", "target", t.entry.Name, "lun", number, "err", err)
 		}
 	}
-}
-
-// luns is an inventory as an iSCSI session sees it.
-type luns struct{ *scsi.Inventory }
-
-// Exists implements iscsi.LogicalUnits.
-func (l luns) Exists(lun uint64) bool { return l.Unit(lun) != nil }
-
-// LUNs implements iscsi.LogicalUnits.
-func (l luns) LUNs() []uint64 {
-	var out []uint64
-	for _, entry := range l.Inventory.LUNs() {
-		out = append(out, scsi.EncodeLUN(entry.Number))
-	}
-	return out
 }

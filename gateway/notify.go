@@ -29,6 +29,9 @@ func newSupervisor(getenv func(string) string) supervisor {
 	return s
 }
 
+// notifyTimeout bounds one message: a manager that does not read must not hold the node up.
+const notifyTimeout = time.Second
+
 // notify sends one state. Without a supervisor it does nothing.
 func (s supervisor) notify(state string) error {
 	if s.socket == "" {
@@ -40,6 +43,9 @@ func (s supervisor) notify(state string) error {
 		return fmt.Errorf("service manager: %w", err)
 	}
 	defer c.Close()
+	if err := c.SetWriteDeadline(time.Now().Add(notifyTimeout)); err != nil {
+		return fmt.Errorf("service manager: %w", err)
+	}
 	if _, err := c.Write([]byte(state)); err != nil {
 		return fmt.Errorf("service manager: %w", err)
 	}

@@ -151,8 +151,8 @@ func (n *Node) checkBudget(bytes int64) error {
 	return nil
 }
 
-// changePolicy sets what is given. When only one of ack and flush is given and flush would be
-// weaker than ack, the other one follows.
+// changePolicy sets what is given. A higher ack takes flush along if that is not given; nothing else
+// follows by itself, and nothing is ever lowered unasked.
 func changePolicy(p *cache.Policy, ack, flush, onUnmet *string) error {
 	var errs []error
 	set := func(text *string, level *cache.Level) {
@@ -178,13 +178,8 @@ func changePolicy(p *cache.Policy, ack, flush, onUnmet *string) error {
 	if errs != nil {
 		return errors.Join(errs...)
 	}
-	if p.Flush < p.Ack {
-		switch {
-		case flush == nil:
-			p.Flush = p.Ack
-		case ack == nil:
-			p.Ack = p.Flush
-		}
+	if p.Flush < p.Ack && flush == nil {
+		p.Flush = p.Ack
 	}
 	return p.Validate(false)
 }

@@ -51,8 +51,11 @@ func run(args []string, stdout, stderr io.Writer) int {
 	}
 	var failed failure
 	if !errors.As(err, &failed) { // cobra refused the command line
-		c.complain(err)
-		fmt.Fprintln(stderr, `isergate: see "isergate help" and --help of each command`)
+		called := root
+		if found, _, err := root.Find(args); err == nil {
+			called = found
+		}
+		c.complain(fmt.Errorf("%w: see \"%s --help\"", err, called.CommandPath()))
 		return exitUsage
 	}
 	c.complain(failed.error)

@@ -39,7 +39,7 @@ func programVersion() string {
 		}
 	}
 	if revision == "" {
-		return info.Main.Version
+		return strings.Trim(info.Main.Version, "()")
 	}
 	return revision + modified
 }
