@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"testing"
 
@@ -202,3 +203,5 @@ func put(j *Journal, r *recorder, e *Entry) error {
 	}
 	return err
 }
+
+func yieldCPU() { runtime.Gosched() }
