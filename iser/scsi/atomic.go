@@ -41,12 +41,14 @@ func compareAndWrite(ctx context.Context, c *call) Result {
 	if f, ok := c.checkWritable(); !ok {
 		return c.fail(f)
 	}
-	if blocks == 0 {
-		return Result{}
-	}
 	half := int64(blocks) * int64(c.geometry.BlockSize)
 	if c.cmd.Data.OutLength() != 2*half {
-		return c.shortDataOut(2 * half)
+		res := c.fail(invalidCDB(13, -1))
+		res.DataOut = 2 * half
+		return res
+	}
+	if blocks == 0 {
+		return Result{}
 	}
 	e := Extent{LBA: lba, Blocks: blocks}
 	landing, err := c.medium().Reserve(ctx, e)
@@ -85,41 +87,21 @@ func compareAndWrite(ctx context.Context, c *call) Result {
 	return res
 }
 
-// orWrite is ORWRITE(16) (SBC-3, 5.10): the blocks become their bitwise or with
-// data-out, atomic like COMPARE AND WRITE.
+// orWrite is ORWRITE(16) (SBC-3, 5.10): the blocks become their bitwise or with data-out,
+// each piece atomic like COMPARE AND WRITE.
 func orWrite(ctx context.Context, c *call) Result {
 	lba, blocks := lbaCount16(c.cdb)
-	if f, ok := c.checkTransfer(lba, blocks); !ok {
-		return c.fail(f)
-	}
-	if f, ok := c.checkWritable(); !ok {
-		return c.fail(f)
-	}
-	if blocks == 0 {
-		return Result{}
-	}
-	total := int64(blocks) * int64(c.geometry.BlockSize)
-	if c.cmd.Data.OutLength() < total {
-		return c.shortDataOut(total)
-	}
-	e := Extent{LBA: lba, Blocks: blocks}
-	landing, err := c.medium().Reserve(ctx, e)
-	if err != nil {
-		return c.failErr(ctx, err)
-	}
-	err = c.cmd.Data.Receive(ctx, landing.Buffers(), 0)
-	if err == nil {
-		err = c.unit.locks.acquire(ctx, &c.lock, lba, lba+blocks, true)
-	}
-	if err != nil {
-		landing.Abort()
-		return c.failErr(ctx, err)
-	}
-	defer c.unit.locks.release(&c.lock)
-	b, err := c.medium().Read(ctx, e)
-	if err != nil {
-		landing.Abort()
-	} else {
+	return c.writePieces(ctx, lba, blocks, func(e Extent, landing Landing) (Result, error) {
+		if err := c.unit.locks.acquire(ctx, &c.lock, e.LBA, e.LBA+e.Blocks, true); err != nil {
+			landing.Abort()
+			return Result{}, err
+		}
+		defer c.unit.locks.release(&c.lock)
+		b, err := c.medium().Read(ctx, e)
+		if err != nil {
+			landing.Abort()
+			return Result{}, err
+		}
 		into := vector{bufs: landing.Buffers()}
 		for _, from := range b.Buffers() {
 			for len(from) > 0 {
@@ -131,14 +113,8 @@ func orWrite(ctx context.Context, c *call) Result {
 			}
 		}
 		b.Release()
-		err = landing.Commit(ctx, c.cdb[1]&b1FUA != 0)
-	}
-	var res Result
-	if err != nil {
-		res = c.failErr(ctx, err)
-	}
-	res.DataOut = total
-	return res
+		return Result{}, landing.Commit(ctx, c.cdb[1]&b1FUA != 0)
+	})
 }
 
 // zeroBlock is the largest block of zeros.

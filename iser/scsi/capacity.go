@@ -55,7 +55,8 @@ func getLBAStatus(ctx context.Context, c *call) Result {
 		if lba == c.geometry.Blocks {
 			break
 		}
-		mapped, n, err := c.medium().Mapped(ctx, lba, min(c.geometry.Blocks-lba, 0xFFFFFFFF))
+		most := min(c.geometry.Blocks-lba, 0xFFFFFFFF)
+		mapped, n, err := c.medium().Mapped(ctx, lba, most)
 		if err != nil {
 			return c.failErr(ctx, err)
 		}
@@ -63,9 +64,7 @@ func getLBAStatus(ctx context.Context, c *call) Result {
 		if mapped {
 			s = 0
 		}
-		if n == 0 {
-			break // a medium that knows no more; what is known is reported
-		}
+		n = max(min(n, most), 1)
 		if count > 0 && s == status && count+n <= 0xFFFFFFFF {
 			count += n
 		} else {

@@ -506,7 +506,7 @@ func TestRemovable(t *testing.T) {
 	r.wantOn(r.b, load, nil, 0, "good")
 	r.wantOn(r.b, tur, nil, 0, "good")
 	r.u.NexusEstablished(r.a)
-	r.want(tur, nil, 0, "06/29/01")
+	r.want(tur, nil, 0, "06/29/00")
 	r.good(eject, nil, 0)
 	r.wantOn(r.b, load, nil, 0, "good")
 	r.want(tur, nil, 0, "06/28/00")
@@ -546,7 +546,7 @@ func TestReservations(t *testing.T) {
 		func() {
 			r.u.NexusLost(r.a, scsi.SessionClosed)
 			r.u.NexusEstablished(r.a)
-			r.want(tur, nil, 0, "06/29/01")
+			r.want(tur, nil, 0, "06/29/00")
 		},
 	} {
 		r.good(reserve6, nil, 0)

@@ -6,7 +6,8 @@ import (
 )
 
 // Errors that a Medium returns, each with the sense data it becomes. Wrapped errors
-// count; with several in one chain the first of this list decides.
+// count; with several in one chain the first of this list decides, and before those but
+// ErrBusy a *SenseError.
 var (
 	// ErrBusy: back-pressure lasted longer than a command may wait. Status BUSY; the
 	// initiator tries again.

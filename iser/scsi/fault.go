@@ -25,6 +25,9 @@ func resultOf(ctx context.Context, err error, descriptor bool) Result {
 }
 
 func faultOf(err error) fault {
+	if s, ok := errors.AsType[*SenseError](err); ok {
+		return newFault(s.Key, s.ASC, s.ASCQ)
+	}
 	switch {
 	case errors.Is(err, ErrSpace):
 		return newFault(DataProtect, 0x27, 0x07)
@@ -38,9 +41,6 @@ func faultOf(err error) fault {
 		return newFault(NotReady, 0x04, 0x0C)
 	case errors.Is(err, ErrStarting):
 		return newFault(NotReady, 0x04, 0x01)
-	}
-	if s, ok := errors.AsType[*SenseError](err); ok {
-		return newFault(s.Key, s.ASC, s.ASCQ)
 	}
 	return faultAborted
 }

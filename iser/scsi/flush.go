@@ -47,7 +47,7 @@ func (c *call) prefetch(ctx context.Context, lba, blocks uint64) Result {
 		return Result{}
 	}
 	step := uint64(stepBytes) / uint64(c.geometry.BlockSize)
-	blocks = min(blocks, uint64(c.unit.opt.MaxTransfer)/uint64(c.geometry.BlockSize))
+	blocks = min(blocks, uint64(c.unit.opt.MaxTransfer))
 	for end := lba + blocks; lba < end; {
 		n := min(end-lba, step)
 		b, err := c.medium().Read(ctx, Extent{LBA: lba, Blocks: n})

@@ -126,7 +126,7 @@ func (u *LogicalUnit) blockLimits() []byte {
 	b := make([]byte, 60)
 	b[1] = maxCompareBlocks
 	binary.BigEndian.PutUint16(b[2:], uint16(min(granule, 0xFFFF)))
-	binary.BigEndian.PutUint32(b[4:], uint32(u.opt.MaxTransfer/int64(g.BlockSize)))
+	binary.BigEndian.PutUint32(b[4:], u.opt.MaxTransfer)
 	binary.BigEndian.PutUint32(b[8:], g.OptimalBlocks)
 	binary.BigEndian.PutUint32(b[16:], maxUnmapBlocks)
 	binary.BigEndian.PutUint32(b[20:], maxUnmapDescs)
@@ -171,7 +171,8 @@ func (u *LogicalUnit) designators(n Nexus) []byte {
 }
 
 // NAA returns the NAA type 6 identifier: the nibble 6, a locally administered company
-// identifier (02-49-53), and the first 100 bits of the SHA-256 of the UUID.
+// identifier (02-49-53), and 100 bits of the SHA-256 of the UUID. It never changes, and two
+// volumes do not share one.
 func (i Identity) NAA() [16]byte {
 	sum := sha256.Sum256(i.UUID[:])
 	naa := [16]byte{0x60, 0x24, 0x95, 0x30}

@@ -78,13 +78,13 @@ func TestInventory(t *testing.T) {
 	luns := cdb("A0 00 00 000000 00000400 0000")
 	l300 := scsi.EncodeLUN(300)
 
-	expect(0, tur, "06/29/01")
+	expect(0, tur, "06/29/00")
 	expect(0, tur, "06/3F/0E") // LUN 300 came later
 	expect(0, tur, "good")
 	if b := expect(0, luns, "good"); !bytes.Equal(b, cdb("00000010 00000000 0000000000000000 412C000000000000")) {
 		t.Errorf("REPORT LUNS % x", b)
 	}
-	expect(l300, tur, "06/29/01")
+	expect(l300, tur, "06/29/00")
 	expect(l300, tur, "good") // REPORT LUNS took its 3F/0E
 	if err := v.Unmap(300); err != nil {
 		t.Fatal(err)

@@ -6,13 +6,14 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/isergate/isergate/iser/scsi"
 	"github.com/isergate/isergate/iser/scsi/scsitest"
 )
 
-// mediaCase is one command on a unit of 1000 blocks of 'a'.
+// mediaCase is one command on a unit of 300 blocks of 'a'.
 type mediaCase struct {
 	name    string
 	cdb     []byte
@@ -24,7 +25,7 @@ type mediaCase struct {
 	changes string // what blocks 0 to 3 begin with afterwards; "" means aaaa
 }
 
-const capacity = 1000
+const capacity = 300
 
 func TestMediaCommands(t *testing.T) {
 	for _, size := range []int{512, 4096} {
@@ -39,8 +40,8 @@ func TestMediaCommands(t *testing.T) {
 func runMediaCase(t *testing.T, size int, c mediaCase) {
 	m := scsitest.NewMedium(capacity, uint32(size))
 	r := newRig(t, m)
-	for lba := uint64(0); lba < capacity; lba += 250 {
-		r.good(rw(0x2A, 0, lba, 250), fill(250*size, 'a'), 0)
+	for lba := uint64(0); lba < capacity; lba += 100 {
+		r.good(rw(0x2A, 0, lba, 100), fill(100*size, 'a'), 0)
 	}
 	res, d := r.exec(r.a, c.cdb, c.out, c.in)
 	if got := ending(res); got != c.want {
@@ -102,12 +103,13 @@ func mediaCases(size int) []mediaCase {
 		add(mediaCase{name: "read without data-in " + name, cdb: rw(op.read, 0, 0, 1), want: "good", dataIn: bs})
 		add(mediaCase{name: "write past end " + name, cdb: rw(op.write, 0, capacity-1, 2), out: blocks(2, 'b'), want: "05/21/00"})
 		add(mediaCase{name: "write underflow " + name, cdb: rw(op.write, 0, 1, 1), out: blocks(3, 'b'), want: "good", dataOut: bs, changes: "abaa"})
-		add(mediaCase{name: "write short " + name, cdb: rw(op.write, 0, 0, 2), out: blocks(1, 'b'), want: "05/0E/03", dataOut: 2 * bs})
+		add(mediaCase{name: "write of whole blocks sent " + name, cdb: rw(op.write, 0, 0, 2), out: blocks(1, 'b'), want: "good", dataOut: 2 * bs, changes: "baaa"})
+		add(mediaCase{name: "write short and torn " + name, cdb: rw(op.write, 0, 0, 3), out: fill(size+1, 'b'), want: "05/0E/03", dataOut: 3 * bs})
 		add(mediaCase{name: "write torn " + name, cdb: rw(op.write, 0, 0, 1), out: fill(200, 'b'), want: "05/0E/03", dataOut: bs})
-		add(mediaCase{name: "write without data " + name, cdb: rw(op.write, 0, 0, 1), want: "05/0E/03", dataOut: bs})
+		add(mediaCase{name: "write without data " + name, cdb: rw(op.write, 0, 0, 1), want: "good", dataOut: bs})
 		if op.read == 0x08 {
 			add(mediaCase{name: "read6 of 0", cdb: rw(0x08, 0, 0, 0), in: 256 * size, want: "good", dataIn: 256 * bs})
-			add(mediaCase{name: "write6 of 0 is 256", cdb: rw(0x0A, 0, 0, 0), out: blocks(255, 'b'), want: "05/0E/03", dataOut: 256 * bs})
+			add(mediaCase{name: "write6 of 0 is 256", cdb: rw(0x0A, 0, 4, 0), out: blocks(255, 'b'), want: "good", dataOut: 256 * bs})
 			continue
 		}
 		add(mediaCase{name: "read none " + name, cdb: rw(op.read, 0, 5, 0), want: "good"})
@@ -167,8 +169,9 @@ func mediaCases(size int) []mediaCase {
 	add(mediaCase{name: "caw 255 blocks", cdb: caw(0, 4, 255), out: both(blocks(255, 'a'), blocks(255, 'a')), want: "good", dataOut: 510 * bs})
 	add(mediaCase{name: "caw differs", cdb: caw(0, 1, 2), out: both(blocks(2, 'x'), blocks(2, 'b')), want: "0E/1D/00", dataOut: 4 * bs})
 	add(mediaCase{name: "caw none", cdb: caw(0, 1, 0), want: "good"})
-	add(mediaCase{name: "caw too little", cdb: caw(0, 0, 3), out: blocks(4, 'a'), want: "05/0E/03", dataOut: 6 * bs})
-	add(mediaCase{name: "caw too much", cdb: caw(0, 0, 1), out: blocks(4, 'a'), want: "05/0E/03", dataOut: 2 * bs})
+	add(mediaCase{name: "caw too little", cdb: caw(0, 0, 3), out: blocks(4, 'a'), want: "05/24/00", dataOut: 6 * bs})
+	add(mediaCase{name: "caw too much", cdb: caw(0, 0, 1), out: blocks(4, 'a'), want: "05/24/00", dataOut: 2 * bs})
+	add(mediaCase{name: "caw none with data", cdb: caw(0, 0, 0), out: blocks(4, 'a'), want: "05/24/00"})
 	add(mediaCase{name: "caw past end", cdb: caw(0, capacity-1, 2), out: blocks(4, 'a'), want: "05/21/00"})
 	add(mediaCase{name: "caw protect", cdb: caw(0x20, 0, 1), out: blocks(2, 'a'), want: "05/24/00"})
 
@@ -177,7 +180,7 @@ func mediaCases(size int) []mediaCase {
 	add(mediaCase{name: "orwrite none", cdb: rw(0x8B, 0, 1, 0), want: "good"})
 	add(mediaCase{name: "orwrite past end", cdb: rw(0x8B, 0, capacity+1, 0), want: "05/21/00"})
 	add(mediaCase{name: "orwrite protect", cdb: rw(0x8B, 0x20, 0, 1), out: blocks(1, 'b'), want: "05/24/00"})
-	add(mediaCase{name: "orwrite short", cdb: rw(0x8B, 0, 0, 2), out: blocks(1, 'b'), want: "05/0E/03", dataOut: 2 * bs})
+	add(mediaCase{name: "orwrite torn", cdb: rw(0x8B, 0, 0, 2), out: fill(size+1, 'b'), want: "05/0E/03", dataOut: 2 * bs})
 
 	// WRITE SAME.
 	for _, op := range []byte{0x41, 0x93} {
@@ -185,7 +188,7 @@ func mediaCases(size int) []mediaCase {
 		add(mediaCase{name: name + "pattern", cdb: rw(op, 0, 1, 2), out: blocks(1, 'b'), want: "good", dataOut: bs, changes: "abba"})
 		add(mediaCase{name: name + "zeros", cdb: rw(op, 0, 1, 2), out: blocks(1, 0), want: "good", dataOut: bs, changes: "a00a"})
 		add(mediaCase{name: name + "unmap", cdb: rw(op, 0x08, 1, 2), out: blocks(1, 0), want: "good", dataOut: bs, changes: "a00a"})
-		add(mediaCase{name: name + "unmap with pattern", cdb: rw(op, 0x08, 1, 2), out: blocks(1, 'b'), want: "good", dataOut: bs, changes: "abba"})
+		add(mediaCase{name: name + "unmap with pattern", cdb: rw(op, 0x08, 1, 2), out: blocks(1, 'b'), want: "good", dataOut: bs, changes: "a00a"})
 		add(mediaCase{name: name + "to the end", cdb: rw(op, 0, 2, 0), out: blocks(1, 'b'), want: "good", dataOut: bs, changes: "aabb"})
 		add(mediaCase{name: name + "half a block", cdb: rw(op, 0x08, 0, 1), out: fill(size/2, 'b'), want: "05/0E/03", dataOut: bs})
 		add(mediaCase{name: name + "two blocks", cdb: rw(op, 0x08, 0, 1), out: blocks(2, 'b'), want: "05/0E/03", dataOut: bs})
@@ -245,7 +248,7 @@ func mediaCases(size int) []mediaCase {
 
 func TestMaximumTransfer(t *testing.T) {
 	m := scsitest.NewMedium(8192, 512)
-	r := newRig(t, m, func(o *scsi.Options) { o.MaxTransfer = 1 << 20 })
+	r := newRig(t, m, func(o *scsi.Options) { o.MaxTransfer = 2048 })
 	r.good(rw(0x88, 0, 0, 2048), nil, 2048*512)
 	r.want(rw(0x88, 0, 0, 2049), nil, 2049*512, "05/24/00")
 	r.want(rw(0x8A, 0, 0, 2049), fill(2049*512, 1), 0, "05/24/00")
@@ -449,7 +452,77 @@ func TestGetLBAStatus(t *testing.T) {
 			t.Errorf("at %d: %v (length %d), want %v", c.lba, got, binary.BigEndian.Uint32(b), c.want)
 		}
 	}
+	// Zeros by WRITE SAME are no data; other blocks are, with UNMAP too.
+	r.good(rw(0x93, 0, 10, 2), make([]byte, 512), 0)
+	r.good(rw(0x93, 0, 20, 2), fill(512, 1), 0)
+	r.good(rw(0x93, 8, 11, 1), fill(512, 1), 0)
+	for lba, status := range map[uint64]byte{10: 1, 12: 0, 20: 0} {
+		if b := r.good(rw(0x9E, 0x12, lba, 24), nil, 24); b[8+12] != status {
+			t.Errorf("block %d has status %d", lba, b[8+12])
+		}
+	}
 	if b := r.good(rw(0x9E, 0x12, 0, 4), nil, 4); len(b) != 4 {
 		t.Errorf("allocation length 4 gave %d bytes", len(b))
+	}
+}
+
+// liar is a medium that changes a byte of what it stores.
+type liar struct{ *scsitest.Medium }
+
+func (m liar) Read(ctx context.Context, e scsi.Extent) (scsi.Borrowed, error) {
+	b, err := m.Medium.Read(ctx, e)
+	if err == nil {
+		b.Buffers()[1][0] ^= 1 // the loan is a copy
+	}
+	return b, err
+}
+
+func TestWriteAndVerifyNoticesDamage(t *testing.T) {
+	m := scsitest.NewMedium(100, 512)
+	r := newRig(t, m, func(o *scsi.Options) { o.Medium = liar{m} })
+	r.want(rw(0x2E, 0x02, 0, 8), fill(8*512, 1), 0, "0E/1D/00")
+	r.good(rw(0x2E, 0, 0, 8), fill(8*512, 1), 0)
+}
+
+// Long writes land in pieces, each as large as a medium has to take, and in order.
+func TestLongWrites(t *testing.T) {
+	const size = 4096
+	blocks := uint32(2*scsi.MaxLanding/size + 3)
+	for op, flags := range map[byte]byte{0x8A: 0, 0x8E: 0x02, 0x8B: 0} {
+		m := scsitest.NewMedium(uint64(blocks)+2, size)
+		var landed []scsi.Extent
+		m.Before = func(_ context.Context, o scsitest.Op, e scsi.Extent) error {
+			if o == scsitest.OpReserve {
+				landed = append(landed, e)
+			}
+			return nil
+		}
+		r := newRig(t, m)
+		out := fill(int(blocks)*size, 0)
+		for i := range out {
+			out[i] = byte(i / size * 7)
+		}
+		res, _ := r.exec(r.a, rw(op, flags, 1, blocks), out, 0)
+		if ending(res) != "good" || res.DataOut != int64(len(out)) {
+			t.Errorf("%02x: %s, %d bytes", op, ending(res), res.DataOut)
+		}
+		if got := m.Bytes()[size : size+len(out)]; !bytes.Equal(got, out) {
+			t.Errorf("%02x: the medium differs", op)
+		}
+		if want := []scsi.Extent{{LBA: 1, Blocks: 1024}, {LBA: 1025, Blocks: 1024}, {LBA: 2049, Blocks: 3}}; !slices.Equal(landed, want) {
+			t.Errorf("%02x landed as %v, want %v", op, landed, want)
+		}
+		// A failure on the way reports what was taken.
+		landed = nil
+		m.Before = func(_ context.Context, o scsitest.Op, e scsi.Extent) error {
+			if o == scsitest.OpCommit && e.LBA > 2000 {
+				return scsi.ErrWrite
+			}
+			return nil
+		}
+		res, _ = r.exec(r.a, rw(op, 0, 1, blocks), out, 0)
+		if ending(res) != "03/0C/00" || m.Open() != 0 {
+			t.Errorf("%02x: %s, %d landings open", op, ending(res), m.Open())
+		}
 	}
 }

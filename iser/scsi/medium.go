@@ -73,7 +73,8 @@ type Medium interface {
 	Contract() Contract
 
 	// Reserve waits until the write fits (back-pressure acts here, and only here)
-	// and returns the memory in which the initiator's bytes are to land.
+	// and returns the memory in which the initiator's bytes are to land: at most
+	// MaxLanding bytes.
 	Reserve(ctx context.Context, e Extent) (Landing, error)
 
 	// Read returns the blocks of e. The buffers stay valid until Release.

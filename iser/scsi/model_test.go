@@ -61,10 +61,13 @@ func randomCommand(rng *rand.Rand, blocks, size int) command {
 			return "good", nil
 		})}
 	case 4:
-		sent := rng.IntN(n*size + 1)
+		sent := rng.IntN(n+1) * size
+		if rng.IntN(2) == 0 {
+			sent = rng.IntN(n*size + 1)
+		}
 		out := data(sent)
 		return command{cdb: rw(pick(0x2A, 0xAA, 0x8A), 0, uint64(lba), uint32(n)), out: out, apply: ranged(func(disk []byte) (string, []byte) {
-			if sent < n*size {
+			if sent%size != 0 {
 				return "05/0E/03", nil
 			}
 			copy(at(disk), out)
@@ -112,7 +115,8 @@ func randomCommand(rng *rand.Rand, blocks, size int) command {
 		})}
 	case 9:
 		out := data(size)
-		return command{cdb: rw(pick(0x41, 0x93), pick(0, 8), uint64(lba), uint32(n)), out: out, apply: func(disk []byte) (string, []byte) {
+		flags := pick(0, 8)
+		return command{cdb: rw(pick(0x41, 0x93), flags, uint64(lba), uint32(n)), out: out, apply: func(disk []byte) (string, []byte) {
 			m := n
 			if n == 0 {
 				m = blocks - lba
@@ -120,8 +124,12 @@ func randomCommand(rng *rand.Rand, blocks, size int) command {
 			if m <= 0 || lba+m > blocks {
 				return "05/21/00", nil
 			}
+			block := out
+			if flags == 8 {
+				block = make([]byte, size)
+			}
 			for i := range m {
-				copy(disk[(lba+i)*size:], out)
+				copy(disk[(lba+i)*size:], block)
 			}
 			return "good", nil
 		}}

@@ -12,7 +12,6 @@ type attention struct{ asc, ascq uint8 }
 var (
 	uaMediumChanged = attention{0x28, 0x00} // not ready to ready change
 	uaPowerOn       = attention{0x29, 0x00} // power on, reset, or bus device reset
-	uaNewNexus      = attention{0x29, 0x01} // power on occurred
 	uaReset         = attention{0x29, 0x03} // bus device reset function occurred
 	uaNexusLoss     = attention{0x29, 0x07}
 	uaModeChanged   = attention{0x2A, 0x01}
@@ -71,13 +70,14 @@ const (
 )
 
 // NexusEstablished begins a nexus. Its first command ends with the unit attention POWER
-// ON OCCURRED. For a nexus that is established already it does nothing.
+// ON, RESET, OR BUS DEVICE RESET OCCURRED (29h, 00h: iscsi-ls knows no other). For a nexus
+// that is established already it does nothing.
 func (u *LogicalUnit) NexusEstablished(n Nexus) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.nexuses[n] == nil {
 		s := new(nexusState)
-		s.raise(uaNewNexus)
+		s.raise(uaPowerOn)
 		u.nexuses[n] = s
 	}
 }

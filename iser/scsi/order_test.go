@@ -178,7 +178,7 @@ func TestAtomicity(t *testing.T) {
 	for w := range workers {
 		n := nexus(fmt.Sprint("worker", w))
 		r.u.NexusEstablished(n)
-		r.wantOn(n, tur, nil, 0, "06/29/01")
+		r.wantOn(n, tur, nil, 0, "06/29/00")
 		wg.Go(func() {
 			read := make([]byte, 2*512)
 			for i := range rounds {

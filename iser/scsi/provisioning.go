@@ -77,8 +77,9 @@ func writeSame16(ctx context.Context, c *call) Result {
 	return c.writeSame(ctx, lba, n, c.cdb[1]&b1NDOB != 0)
 }
 
-// writeSame is WRITE SAME (SBC-3, 5.46). A block of zeros deallocates, whether UNMAP is
-// set or not: deallocated blocks read as zeros (LBPRZ). Any other block is written.
+// writeSame is WRITE SAME (SBC-3, 5.46). A block of zeros deallocates, with UNMAP or
+// without: deallocated blocks read as zeros (LBPRZ). UNMAP deallocates whatever the block
+// holds, as the targets do that initiators and the conformance suite know.
 func (c *call) writeSame(ctx context.Context, lba, blocks uint64, noDataOut bool) Result {
 	if blocks == 0 {
 		// To the end of the medium.
@@ -114,7 +115,7 @@ func (c *call) writeSame(ctx context.Context, lba, blocks uint64, noDataOut bool
 	}
 	var err error
 	e := Extent{LBA: lba, Blocks: blocks}
-	if block == nil || isZero(block) {
+	if block == nil || c.cdb[1]&b1UNMAP != 0 || isZero(block) {
 		c.extents = append(c.extents[:0], e)
 		err = c.medium().Deallocate(ctx, c.extents, false)
 	} else {

@@ -92,7 +92,7 @@ func (c *call) checkTransfer(lba, blocks uint64) (fault, bool) {
 	if !c.inRange(lba, blocks) {
 		return faultLBARange, false
 	}
-	if blocks > uint64(c.unit.opt.MaxTransfer)/uint64(c.geometry.BlockSize) {
+	if blocks > uint64(c.unit.opt.MaxTransfer) {
 		return invalidCDB(lengthField(c.cdb), -1), false
 	}
 	return fault{}, true
@@ -143,49 +143,77 @@ func (c *call) read(ctx context.Context, lba, blocks uint64, fua bool) Result {
 }
 
 // write is the path of a write, top to bottom: check, reserve the journal's memory, let
-// the initiator's bytes land in it, commit. Nothing is written unless all bytes that the
-// CDB asks for have arrived.
+// the initiator's bytes land in it, commit. Of each piece nothing is written unless all
+// its bytes have arrived.
 func (c *call) write(ctx context.Context, lba, blocks uint64, fua bool) Result {
+	return c.writePieces(ctx, lba, blocks, func(e Extent, landing Landing) (Result, error) {
+		// The range is held only while the write takes effect, never while an initiator
+		// sends: COMPARE AND WRITE does not wait for a slow peer.
+		if err := c.unit.locks.acquire(ctx, &c.lock, e.LBA, e.LBA+e.Blocks, false); err != nil {
+			landing.Abort()
+			return Result{}, err
+		}
+		defer c.unit.locks.release(&c.lock)
+		return Result{}, landing.Commit(ctx, fua)
+	})
+}
+
+// writePieces checks a write, and has its data-out land piece by piece. Each piece goes
+// to take, which ends the landing; a status other than GOOD, or an error, ends the
+// command there.
+//
+// An initiator may announce fewer bytes than the CDB needs. Whole blocks are then written
+// and the rest of the range is left alone (FCP-4, 9.4.2, option a; iSCSI reports the
+// residual overflow); with a torn block nothing is written.
+func (c *call) writePieces(ctx context.Context, lba, blocks uint64, take func(Extent, Landing) (Result, error)) Result {
 	if f, ok := c.checkTransfer(lba, blocks); !ok {
 		return c.fail(f)
 	}
 	if f, ok := c.checkWritable(); !ok {
 		return c.fail(f)
 	}
-	if blocks == 0 {
-		return Result{}
-	}
-	total := int64(blocks) * int64(c.geometry.BlockSize)
-	if c.cmd.Data.OutLength() < total {
+	size := int64(c.geometry.BlockSize)
+	total := int64(blocks) * size
+	sent := min(c.cmd.Data.OutLength(), total)
+	if sent%size != 0 {
 		return c.shortDataOut(total)
 	}
-	e := Extent{LBA: lba, Blocks: blocks}
-	landing, err := c.medium().Reserve(ctx, e)
-	if err != nil {
-		return c.failErr(ctx, err)
-	}
-	if err := c.cmd.Data.Receive(ctx, landing.Buffers(), 0); err != nil {
-		landing.Abort()
-		return c.failErr(ctx, err)
-	}
-	// The range is held only while the write takes effect, never while an initiator
-	// sends: COMPARE AND WRITE does not wait for a slow peer.
-	if err := c.unit.locks.acquire(ctx, &c.lock, lba, lba+blocks, false); err != nil {
-		landing.Abort()
-		return c.failErr(ctx, err)
-	}
-	err = landing.Commit(ctx, fua)
-	c.unit.locks.release(&c.lock)
-	if err != nil {
-		res := c.failErr(ctx, err)
-		res.DataOut = total
-		return res
+	for off := int64(0); off < sent; {
+		n := min(sent-off, MaxLanding)
+		e := Extent{LBA: lba + uint64(off/size), Blocks: uint64(n / size)}
+		landing, err := c.land(ctx, e, off)
+		var res Result
+		if err == nil {
+			off += n
+			res, err = take(e, landing)
+		}
+		if err != nil {
+			res = c.failErr(ctx, err)
+		}
+		if res.Status != Good {
+			res.DataOut = off
+			return res
+		}
 	}
 	return Result{DataOut: total}
 }
 
-// shortDataOut ends a command whose initiator announced fewer bytes than the CDB needs:
-// ILLEGAL REQUEST, INVALID FIELD IN COMMAND INFORMATION UNIT, and nothing is written.
+// land reserves e and receives its bytes, which begin at offset off of the data-out.
+func (c *call) land(ctx context.Context, e Extent, off int64) (Landing, error) {
+	landing, err := c.medium().Reserve(ctx, e)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.cmd.Data.Receive(ctx, landing.Buffers(), off); err != nil {
+		landing.Abort()
+		return nil, err
+	}
+	return landing, nil
+}
+
+// shortDataOut ends a command whose initiator announced another number of bytes than the
+// CDB needs: ILLEGAL REQUEST, INVALID FIELD IN COMMAND INFORMATION UNIT, and nothing is
+// written.
 func (c *call) shortDataOut(total int64) Result {
 	res := c.fail(faultInformationUnit)
 	res.DataOut = total

@@ -38,7 +38,7 @@ func newRig(t testing.TB, m *scsitest.Medium, change ...func(*scsi.Options)) *ri
 	r := &rig{t: t, m: m, u: u, a: nexus("a"), b: nexus("b")}
 	for _, n := range []scsi.Nexus{r.a, r.b} {
 		u.NexusEstablished(n)
-		r.wantOn(n, tur, nil, 0, "06/29/01")
+		r.wantOn(n, tur, nil, 0, "06/29/00")
 	}
 	return r
 }

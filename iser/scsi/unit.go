@@ -17,12 +17,16 @@ import (
 
 // Limits that initiators are told in the block limits VPD page.
 const (
-	DefaultMaxTransfer = 16 << 20   // bytes of one read or write
+	DefaultMaxTransfer = 65536      // blocks of one read or write
 	maxCompareBlocks   = 255        // COMPARE AND WRITE
 	maxWriteSame       = 0xFFFFFFFF // blocks of one WRITE SAME
 	maxUnmapBlocks     = 0xFFFFFFFF // no limit
 	maxUnmapDescs      = 1024
 )
+
+// MaxLanding is the most that a logical unit reserves of its medium at once, in bytes.
+// Longer writes land and take effect in pieces of this size, in order, each whole.
+const MaxLanding = 4 << 20
 
 // stepBytes is how much of a long read or verify is in memory at a time.
 const stepBytes = 1 << 20
@@ -43,9 +47,9 @@ type Options struct {
 	// initiators that cannot work with the real one.
 	PlainBlocks bool
 
-	// MaxTransfer is the most that one read or write may move, in bytes; 0 means
+	// MaxTransfer is the most that one read or write may move, in blocks; 0 means
 	// DefaultMaxTransfer.
-	MaxTransfer int64
+	MaxTransfer uint32
 
 	// PortDesignators returns the designators of target port and target device in VPD
 	// page 83h, for one nexus. Default: ISCSIDesignators.
@@ -102,8 +106,8 @@ func (o *Options) validate() error {
 	} else if g.PhysicalSize < g.BlockSize || g.PhysicalSize&(g.PhysicalSize-1) != 0 {
 		errs = append(errs, fmt.Errorf("scsi: physical block size %d is not a power of two times the block size", g.PhysicalSize))
 	}
-	if o.MaxTransfer < int64(stepBytes) || o.MaxTransfer > 1<<30 || o.MaxTransfer%4096 != 0 {
-		errs = append(errs, fmt.Errorf("scsi: maximum transfer %d is not a multiple of 4096 between 1 MiB and 1 GiB", o.MaxTransfer))
+	if o.MaxTransfer < maxCompareBlocks {
+		errs = append(errs, fmt.Errorf("scsi: maximum transfer of %d blocks is below %d", o.MaxTransfer, maxCompareBlocks))
 	}
 	return errors.Join(errs...)
 }
