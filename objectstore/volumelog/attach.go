@@ -110,7 +110,7 @@ func Restore(ctx context.Context, b objectstore.Bucket, id uuid.UUID, writer Ide
 		return nil, State{}, unstop(err)
 	}
 	for {
-		if err := w.walk(ctx, w.maxEpoch, w.fencer(writer, w.generation+1, Attributes{})); err != nil {
+		if err := w.walk(ctx, w.maxEpoch, w.fencer(writer, 0, Attributes{})); err != nil {
 			return nil, State{}, unstop(err)
 		}
 		if w.attributes == (Attributes{}) {
@@ -126,9 +126,14 @@ func Restore(ctx context.Context, b objectstore.Bucket, id uuid.UUID, writer Ide
 	}
 }
 
-// fencer returns a function that puts a fence at the walker's position.
+// fencer returns a function that puts a fence at the walker's position. Generation 0 means
+// one more than what was read.
 func (w *walker) fencer(by Identity, generation uint64, attributes Attributes) func(context.Context) (*Header, error) {
 	return func(ctx context.Context) (*Header, error) {
+		generation := generation
+		if generation == 0 {
+			generation = w.generation + 1
+		}
 		if w.attributes != (Attributes{}) {
 			attributes = w.attributes
 		}

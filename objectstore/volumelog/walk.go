@@ -102,10 +102,7 @@ func (w *walker) start(ctx context.Context, from Position, lsn uint64) error {
 	if from.Before(w.newest) {
 		return nil
 	}
-	if m != nil && from == m.Position {
-		if lsn != m.LSN {
-			return w.gapError("the checkpoint has LSN %d, this node %d", m.LSN, lsn)
-		}
+	if m != nil && from == m.Position { // walk compares the LSN
 		w.time, w.generation, w.attributes, w.writer = m.Time, m.Generation, m.Attributes, m.Writer
 		return nil
 	}
