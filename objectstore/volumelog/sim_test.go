@@ -106,6 +106,19 @@ type simOwner struct {
 	writer *Writer
 }
 
+// goal notes that something worth trying has happened.
+func (s *sim) goal(what string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.goals[what] = true
+}
+
+// sync orders what owners did before it, as the race detector sees it: one goroutine runs at a time.
+func (s *sim) sync() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+}
+
 func (s *sim) logf(format string, args ...any) {
 	s.log = append(s.log, fmt.Sprintf(format, args...))
 }
@@ -169,6 +182,7 @@ func runSim(t *testing.T, seed uint64, steps int) (goals map[string]bool) {
 		s.takeover(first)
 		for i := 0; i < steps && !s.failed; i++ {
 			synctest.Wait()
+			s.sync()
 			s.step()
 		}
 		s.finish()
@@ -269,7 +283,7 @@ func (s *sim) arrive(o *simOwner, key string, body []byte, how string) error {
 	s.logf("put %s of owner %d %s: %v", s.shortKey(key), o.n, how, err)
 	if err == nil {
 		if how == "late" && o.dead {
-			s.goals["put of a dead owner arrives"] = true
+			s.goal("put of a dead owner arrives")
 		}
 		s.check()
 	}
@@ -459,7 +473,10 @@ func (o *simOwner) step() bool {
 
 // run is the life of one owner.
 func (o *simOwner) run() {
-	defer func() { o.ended = true }()
+	defer func() {
+		o.ended = true
+		o.s.sync()
+	}()
 	b := &simBucket{o.s.b, o}
 	if !o.attach(b) {
 		return
@@ -482,16 +499,16 @@ func (o *simOwner) run() {
 		if lsn != o.lsn {
 			o.lsn = lsn
 			o.claim("stored")
-			o.s.goals[fmt.Sprintf("stored by owner in generation %d", min(o.writer.Generation(), 3))] = true
+			o.s.goal(fmt.Sprintf("stored by owner in generation %d", min(o.writer.Generation(), 3)))
 			if o.lineage.newest != o {
-				o.s.goals["stored by a deposed owner"] = true
+				o.s.goal("stored by a deposed owner")
 			}
 		}
 		if o.writer.Err() != nil {
 			if !errors.Is(o.writer.Err(), ErrFenced) {
 				o.s.fatalf("owner %d: %v", o.n, o.writer.Err())
 			}
-			o.s.goals["fenced"] = true
+			o.s.goal("fenced")
 			return
 		}
 		if o.lineage.newest == o && len(o.lineage.committed) < 60 && o.r.IntN(2) == 0 {
@@ -529,7 +546,7 @@ func (o *simOwner) run() {
 			o.checkpoint()
 		case n == 9 && o.r.IntN(4) == 0:
 			if _, err := o.writer.CollectCheckpoints(context.Background()); err == nil {
-				o.s.goals["old checkpoints collected"] = true
+				o.s.goal("old checkpoints collected")
 			}
 		}
 	}
@@ -560,13 +577,13 @@ func (o *simOwner) attach(b *simBucket) bool {
 				o.lineage.generation, o.lineage.epoch = state.Generation, state.Epoch
 				o.lineage.committed = slices.Clone(o.img)
 				o.holds = slices.Clone(o.img)
-				s.goals["restored"] = true
+				s.goal("restored")
 			}
 			if o.from != nil {
-				s.goals["restarted from its own position"] = true
+				s.goal("restarted from its own position")
 			}
 			if state.Checkpoint != nil {
-				s.goals["built from a checkpoint"] = true
+				s.goal("built from a checkpoint")
 			}
 			o.claim("attached")
 			if len(state.Damaged) > 0 && !slices.ContainsFunc(state.Damaged, func(d Damage) bool { return errors.Is(d.Err, objectstore.ErrNotFound) }) {
@@ -581,10 +598,10 @@ func (o *simOwner) attach(b *simBucket) bool {
 		case errors.Is(err, ErrNoVolume), errors.Is(err, objectstore.ErrUnknown), o.restore:
 			continue
 		case errors.Is(err, ErrSuperseded):
-			s.goals["superseded"] = true
+			s.goal("superseded")
 			return false
 		case errors.Is(err, ErrFenced), errors.Is(err, ErrEpochTaken):
-			s.goals["came too late"] = true
+			s.goal("came too late")
 			return false
 		default:
 			s.fatalf("owner %d: %v", o.n, err)
@@ -621,7 +638,7 @@ func (o *simOwner) checkpoint() {
 	})
 	switch {
 	case err == nil:
-		o.s.goals["checkpoint"] = true
+		o.s.goal("checkpoint")
 	case errors.Is(err, errDead), errors.Is(err, objectstore.ErrUnknown), errors.Is(err, ErrFenced):
 	default:
 		o.s.fatalf("owner %d, checkpoint: %v", o.n, err)
@@ -633,6 +650,7 @@ func (s *sim) finish() {
 	drain := func(until func() bool) {
 		for range 20000 {
 			synctest.Wait()
+			s.sync()
 			if until() {
 				return
 			}
