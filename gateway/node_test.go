@@ -237,22 +237,10 @@ func TestDeletionIsResumed(t *testing.T) {
 		}
 		stopNode(t, n)
 		n = startNode(t, cfg)
-		// Stop ends background work by its context: wait for its end as such.
-		done := make(chan struct{})
-		go func() {
-			for {
-				if s := n.catalog.State(); len(s.Volumes) == 0 {
-					close(done)
-					return
-				}
-				select {
-				case <-t.Context().Done():
-					return
-				case <-time.After(time.Millisecond):
-				}
-			}
-		}()
-		<-done
+		n.background.Wait()
+		if s := n.catalog.State(); len(s.Volumes) != 0 {
+			t.Fatalf("purge %v: %+v", purge, s.Volumes)
+		}
 		inspected, err := InspectBucket(t.Context(), cfg.Bucket.URL, false)
 		if err != nil || (len(inspected) == 0) != purge {
 			t.Fatalf("purge %v: %+v, %v", purge, inspected, err)
