@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"log/slog"
 	"math/rand/v2"
 	"runtime"
@@ -205,3 +206,5 @@ func put(j *Journal, r *recorder, e *Entry) error {
 }
 
 func yieldCPU() { runtime.Gosched() }
+
+func castagnoliOf(b []byte) uint32 { return crc32.Checksum(b, castagnoli) }
