@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -24,7 +25,8 @@ import (
 type Borrowed struct {
 	e      *Engine
 	bufs   [][]byte
-	arena  [][][]byte // allocations of the read arena
+	mem    [][]byte // of the read arena, all that this read may copy into
+	rest   [][]byte // what is left of mem
 	chunks []readcache.Ref
 	claim  func() // gives back the claim on chunks
 	most   int    // chunks that may be held
@@ -39,8 +41,8 @@ func (b *Borrowed) Buffers() [][]byte { return b.bufs }
 
 // Release gives the memory back. It must be called exactly once.
 func (b *Borrowed) Release() {
-	for _, a := range b.arena {
-		b.e.readArena.Free(a)
+	if b.mem != nil {
+		b.e.readArena.Free(b.mem)
 	}
 	for _, c := range b.chunks {
 		c.Release()
@@ -62,18 +64,19 @@ func (b *Borrowed) zeros(n int64) {
 	}
 }
 
-// copied appends a copy of data.
-func (b *Borrowed) copied(ctx context.Context, data []byte) error {
-	bufs, err := b.e.readArena.Alloc(ctx, int64(len(data)))
-	if err != nil {
-		return err
+// take appends n bytes of b.mem to what is lent, and returns them to be filled.
+func (b *Borrowed) take(n int64) [][]byte {
+	from := len(b.bufs)
+	for n > 0 {
+		p := b.rest[0]
+		k := min(n, int64(len(p)))
+		b.bufs = append(b.bufs, p[:k:k])
+		if b.rest[0] = p[k:]; len(b.rest[0]) == 0 {
+			b.rest = b.rest[1:]
+		}
+		n -= k
 	}
-	b.arena = append(b.arena, bufs)
-	b.bufs = append(b.bufs, bufs...)
-	for _, p := range bufs {
-		data = data[copy(p, data):]
-	}
-	return nil
+	return b.bufs[from:]
 }
 
 // lookups recycles the slices that extents are looked up into.
@@ -88,6 +91,9 @@ func (v *Volume) Read(ctx context.Context, off, n int64) (*Borrowed, error) {
 	}
 	if err := v.check(off, n); err != nil {
 		return nil, err
+	}
+	if max := v.e.opt.ArenaBytes / 4; n > max {
+		return nil, fmt.Errorf("a read of %d bytes, at most %d are lent at once: %w", n, max, ErrRange)
 	}
 	b := &Borrowed{e: v.e}
 	err := waitFor(ctx, v.e.opt.CommandWait, func(ctx context.Context) error { return v.read(ctx, b, off, n) })
@@ -105,8 +111,8 @@ func (v *Volume) read(ctx context.Context, b *Borrowed, off, n int64) error {
 	start, sectors := uint64(off)/sectorBytes, uint64(n)/sectorBytes
 	list := lookups.Get().(*[]extent.Extent)
 	defer lookups.Put(list)
-	found, pinned, err := v.lookupDirty(start, sectors, (*list)[:0])
-	*list = found
+	plan, pinned, err := v.plan(start, sectors, (*list)[:0])
+	*list = plan
 	defer func() {
 		for _, gen := range pinned {
 			v.e.journal.Unpin(gen)
@@ -115,18 +121,92 @@ func (v *Volume) read(ctx context.Context, b *Borrowed, off, n int64) error {
 	if err != nil {
 		return err
 	}
-	pos := start
-	for i := range found {
-		x := &found[i]
-		if err := v.readHome(ctx, b, pos, x.Start-pos); err != nil {
-			return err
+	if err := v.provide(ctx, b, plan); err != nil {
+		return err
+	}
+	pos, home := start, false
+	for i := range plan {
+		x := &plan[i]
+		b.zeros(int64(x.Start-pos) * sectorBytes)
+		switch {
+		case x.Kind == extent.Zero:
+			b.zeros(int64(x.Sectors) * sectorBytes)
+		case x.Loc.Epoch == 0:
+			err = v.readJournal(b, x)
+		default:
+			home = true
+			err = v.readObject(ctx, b, x)
 		}
-		if err := v.readJournal(ctx, b, x); err != nil {
+		if err != nil {
 			return err
 		}
 		pos = x.End()
 	}
-	return v.readHome(ctx, b, pos, start+sectors-pos)
+	b.zeros(int64(start+sectors-pos) * sectorBytes)
+	if home {
+		v.readAhead(start, sectors)
+	}
+	return nil
+}
+
+// plan says where the range is: extents of the journal, whose Epoch is 0 and whose segments are
+// pinned, and of the bucket, in order. What is in no extent is zeros.
+func (v *Volume) plan(start, sectors uint64, out []extent.Extent) (plan []extent.Extent, pinned []uint64, err error) {
+	list := lookups.Get().(*[]extent.Extent)
+	defer lookups.Put(list)
+	dirty, pinned, err := v.lookupDirty(start, sectors, (*list)[:0])
+	*list = dirty
+	plan = out
+	pos := start
+	for i := 0; err == nil && i < len(dirty); i++ {
+		if x := &dirty[i]; x.Start > pos {
+			plan, err = v.home.Lookup(pos, x.Start-pos, plan)
+		}
+		plan = append(plan, dirty[i])
+		pos = dirty[i].End()
+	}
+	if end := start + sectors; err == nil && pos < end {
+		plan, err = v.home.Lookup(pos, end-pos, plan)
+	}
+	if err != nil {
+		err = fmt.Errorf("where the data is: %w", err)
+	}
+	return plan, pinned, err
+}
+
+// provide gets the memory that the plan needs: first of the arena, then of the read cache, each all at
+// once, so that readers never wait for each other in a circle.
+func (v *Volume) provide(ctx context.Context, b *Borrowed, plan []extent.Extent) (err error) {
+	var copied, object int64
+	chunks := false
+	for i := range plan {
+		x := &plan[i]
+		n := int64(x.Sectors) * sectorBytes
+		switch {
+		case x.Kind == extent.Zero:
+		case x.Loc.Epoch == 0:
+			copied += n
+		case x.Kind == extent.Same:
+			copied, chunks = copied+n, true
+		default:
+			object, chunks = object+n, true
+		}
+	}
+	// How much of an object's extents is copied is not known yet; at most all of it.
+	if copied+object > 0 {
+		if b.mem, err = v.e.readArena.Alloc(ctx, copied+object); err != nil {
+			return err
+		}
+		b.rest = slices.Clone(b.mem)
+	}
+	if chunks {
+		n := min(int(object/lendBytes)+2, v.e.reads.MaxReserve())
+		if b.claim, err = v.e.reads.Reserve(ctx, n); err != nil {
+			return err
+		}
+		b.most = n - 1 // and one in passing
+	}
+	return nil
 }
 
 // lookupDirty returns what the dirty map has of the range, and the segments it pinned for it.
@@ -153,29 +233,18 @@ func journalLocation(x *extent.Extent) (loc journal.Location, off int64) {
 	return journal.Location{Segment: x.Loc.Ref, Block: x.Loc.Sector / perBlock}, int64(x.Loc.Sector%perBlock) * sectorBytes
 }
 
-func (v *Volume) readJournal(ctx context.Context, b *Borrowed, x *extent.Extent) error {
-	bytes := int64(x.Sectors) * sectorBytes
-	if x.Kind == extent.Zero {
-		b.zeros(bytes)
-		return nil
-	}
+func (v *Volume) readJournal(b *Borrowed, x *extent.Extent) error {
 	loc, off := journalLocation(x)
-	bufs, err := v.e.readArena.Alloc(ctx, bytes)
-	if err != nil {
-		return err
-	}
-	b.arena = append(b.arena, bufs)
-	b.bufs = append(b.bufs, bufs...)
 	if x.Kind == extent.Same {
 		var block [blockBytes]byte
 		p := block[:int(x.Loc.Block)*sectorBytes]
 		if err := v.e.journal.ReadAt(loc, off, p); err != nil {
 			return v.unreadable(x, err)
 		}
-		repeat(bufs, p, x.Phase())
+		repeat(b.take(int64(x.Sectors)*sectorBytes), p, x.Phase())
 		return nil
 	}
-	if err := v.e.journal.ReadvAt(loc, off, bufs); err != nil {
+	if err := v.e.journal.ReadvAt(loc, off, b.take(int64(x.Sectors)*sectorBytes)); err != nil {
 		return v.unreadable(x, err)
 	}
 	return nil
@@ -197,64 +266,52 @@ func (v *Volume) unreadable(x *extent.Extent, err error) error {
 	return fmt.Errorf("%w: %w", ErrUnreadable, err)
 }
 
-// readHome reads what is not in the dirty map.
-func (v *Volume) readHome(ctx context.Context, b *Borrowed, start, sectors uint64) error {
-	if sectors == 0 {
-		return nil
+// readAhead brings what a sequential reader will ask for next into the read cache.
+func (v *Volume) readAhead(start, sectors uint64) {
+	v.aheadMu.Lock()
+	from, n := v.ahead.Access(int64(start)*sectorBytes, int64(sectors)*sectorBytes)
+	v.aheadMu.Unlock()
+	n = min(n, v.size.Load()-from)
+	if n <= 0 {
+		return
 	}
-	list := lookups.Get().(*[]extent.Extent)
-	defer lookups.Put(list)
-	found, err := v.home.Lookup(start, sectors, (*list)[:0])
-	*list = found
-	if err != nil {
-		return fmt.Errorf("home map: %w", err)
-	}
-	if len(found) > 0 && b.claim == nil {
-		// One claim for all that this read will hold, and one frame in passing.
-		n := min(int(sectors*sectorBytes/lendBytes)+2, v.e.reads.MaxReserve())
-		if b.claim, err = v.e.reads.Reserve(ctx, n); err != nil {
-			return err
+	go func() {
+		list := lookups.Get().(*[]extent.Extent)
+		defer lookups.Put(list)
+		found, err := v.home.Lookup(uint64(from)/sectorBytes, uint64(n)/sectorBytes, (*list)[:0])
+		*list = found
+		if err != nil {
+			return // whoever reads it for real meets the error again
 		}
-		b.most = n - 1
-	}
-	pos := start
-	for i := range found {
-		x := &found[i]
-		b.zeros(int64(x.Start-pos) * sectorBytes)
-		if err := v.readObject(ctx, b, x); err != nil {
-			return err
+		for i := range found {
+			if found[i].Kind != extent.Data {
+				continue
+			}
+			x := &found[i]
+			last := (x.Loc.Sector + uint32(x.Sectors) - 1) / frameSectors
+			for f := x.Loc.Sector / frameSectors; f <= last && v.ctx.Err() == nil; f++ {
+				loc := volumelog.Location{Epoch: uint64(x.Loc.Epoch), Seq: x.Loc.Ref, HeaderBlocks: x.Loc.Header, Sector: f * frameSectors}
+				v.e.reads.Prefetch(v.ctx, readcache.Key{Volume: v.id, Epoch: loc.Epoch, Seq: loc.Seq, Chunk: f}, v.fetch(loc))
+			}
 		}
-		pos = x.End()
-	}
-	b.zeros(int64(start+sectors-pos) * sectorBytes)
-	return nil
+	}()
 }
 
 // frameSectors is the unit in which objects are read, verified and cached.
 const frameSectors = volumelog.FramePayload / sectorBytes
 
 func (v *Volume) readObject(ctx context.Context, b *Borrowed, x *extent.Extent) error {
-	switch x.Kind {
-	case extent.Zero:
-		b.zeros(int64(x.Sectors) * sectorBytes)
-		return nil
-	case extent.Same:
+	if x.Kind == extent.Same {
 		ref, data, err := v.frame(ctx, x, x.Loc.Sector)
 		if err != nil {
 			return err
 		}
 		defer ref.Release()
-		bufs, err := v.e.readArena.Alloc(ctx, int64(x.Sectors)*sectorBytes)
-		if err != nil {
-			return err
+		size := int(x.Loc.Block) * sectorBytes
+		if len(data) < size {
+			return v.unreadable(x, errShortObject)
 		}
-		b.arena = append(b.arena, bufs)
-		b.bufs = append(b.bufs, bufs...)
-		if size := int(x.Loc.Block) * sectorBytes; len(data) < size {
-			return v.unreadable(x, fmt.Errorf("the repeated block leaves its frame"))
-		} else {
-			repeat(bufs, data[:size], x.Phase())
-		}
+		repeat(b.take(int64(x.Sectors)*sectorBytes), data[:size], x.Phase())
 		return nil
 	}
 	for sector, left := x.Loc.Sector, x.Sectors; left > 0; {
@@ -263,25 +320,26 @@ func (v *Volume) readObject(ctx context.Context, b *Borrowed, x *extent.Extent) 
 			return err
 		}
 		n := min(left, uint64(len(data))/sectorBytes)
-		data = data[:n*sectorBytes]
-		switch {
-		case n == 0:
+		if n == 0 {
 			ref.Release()
-			return v.unreadable(x, fmt.Errorf("the object ends before the extent does"))
-		case len(data) >= lendBytes && len(b.chunks) < b.most:
+			return v.unreadable(x, errShortObject)
+		}
+		data = data[:n*sectorBytes]
+		if len(data) >= lendBytes && len(b.chunks) < b.most {
 			b.chunks = append(b.chunks, ref)
 			b.bufs = append(b.bufs, data)
-		default:
-			err := b.copied(ctx, data)
-			ref.Release()
-			if err != nil {
-				return err
+		} else {
+			for _, p := range b.take(int64(len(data))) {
+				data = data[copy(p, data):]
 			}
+			ref.Release()
 		}
 		sector, left = sector+uint32(n), left-n
 	}
 	return nil
 }
+
+var errShortObject = errors.New("the object ends before the extent does")
 
 // frame returns the frame of x's object that holds a payload sector, and its bytes from
 // that sector on. It tries again while the store does not answer, until ctx ends.
@@ -296,7 +354,7 @@ func (v *Volume) frame(ctx context.Context, x *extent.Extent, sector uint32) (re
 				return ref, data[skip:], nil
 			}
 			ref.Release()
-			return nil, nil, v.unreadable(x, fmt.Errorf("the object ends before the extent does"))
+			return nil, nil, v.unreadable(x, errShortObject)
 		}
 		if ctx.Err() != nil {
 			return nil, nil, ctx.Err()

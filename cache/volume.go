@@ -12,6 +12,7 @@ import (
 
 	"github.com/isergate/isergate/cache/extent"
 	"github.com/isergate/isergate/cache/homemap"
+	"github.com/isergate/isergate/cache/readcache"
 )
 
 // Volume is one volume that this node owns. All methods may be called concurrently.
@@ -46,6 +47,9 @@ type Volume struct {
 
 	destage destager
 	segs    segments
+
+	aheadMu sync.Mutex
+	ahead   readcache.Readahead // guarded by aheadMu
 }
 
 // home is the home map and where it stands; destage.apply guards the changes.
