@@ -83,6 +83,9 @@ func openS3(ctx context.Context, loc Location, o Options) (Bucket, error) {
 			if c.Region == "" {
 				c.Region = defaultRegion
 			}
+			if loc.Endpoint == "" { // from AWS_ENDPOINT_URL_S3 or a profile
+				c.UsePathStyle = true
+			}
 			if strings.HasPrefix(*c.BaseEndpoint, "http:") {
 				// Over https the SDK leaves the payload unsigned by itself. Over http
 				// signing it costs a SHA-256 of each object.

@@ -417,6 +417,18 @@ func TestS3CredentialChain(t *testing.T) {
 	}
 }
 
+// TestS3EndpointFromEnvironment: the SDK's own variable works as endpoint= does.
+func TestS3EndpointFromEnvironment(t *testing.T) {
+	cleanAWS(t)
+	var path atomic.Value
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { path.Store(r.URL.Path) }))
+	defer server.Close()
+	t.Setenv("AWS_ENDPOINT_URL_S3", server.URL)
+	if err := openAt(t, "s3://bucket/pre", someKeys).PutIfAbsent(t.Context(), "k", []byte("k")); err != nil || path.Load() != "/bucket/pre/k" {
+		t.Errorf("path %v: %v", path.Load(), err)
+	}
+}
+
 func TestS3PrivateAuthority(t *testing.T) {
 	cleanAWS(t)
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

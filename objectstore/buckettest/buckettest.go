@@ -5,6 +5,7 @@ package buckettest
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -73,14 +74,11 @@ type suite struct {
 }
 
 func (s *suite) random(n int) []byte {
-	out := make([]byte, n)
-	for i := 0; i < n; {
-		for v := s.rng.Uint64(); v != 0 && i < n; v >>= 8 {
-			out[i] = byte(v)
-			i++
-		}
+	out := make([]byte, 0, n+8)
+	for len(out) < n {
+		out = binary.LittleEndian.AppendUint64(out, s.rng.Uint64())
 	}
-	return out
+	return out[:n:n]
 }
 
 func (s *suite) put(t *testing.T, key string, body []byte) {
