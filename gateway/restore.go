@@ -66,7 +66,7 @@ func (n *Node) RestoreVolume(ctx context.Context, r api.RestoreVolume) (api.Rest
 	n.add(v)
 	text := fmt.Sprintf("volume %s was restored at LSN %d of %s, generation %d", name, report.LSN, report.Time.UTC().Format(time.RFC3339), report.Generation)
 	if report.Gap != "" {
-		text += "; missing: " + report.Gap
+		text += ": " + report.Gap
 	}
 	n.event("warning", "volume_restored", entry.ID, text)
 	state := n.catalog.State()

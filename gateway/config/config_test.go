@@ -239,3 +239,34 @@ func FuzzPortal(f *testing.F) {
 		}
 	})
 }
+
+// The README lists every key, and with the defaults that are in force.
+func TestReadmeListsTheDefaults(t *testing.T) {
+	readme, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(readme), "\n```yaml\n")
+	block, _, found := strings.Cut(rest, "\n```\n")
+	if !found {
+		t.Fatal("no configuration in the README")
+	}
+	t.Chdir(t.TempDir())
+	got, lines, faults := Parse([]byte(block))
+	if faults = append(faults, got.Complete()...); faults != nil {
+		t.Fatal(faults)
+	}
+	var want Config
+	if faults := want.Complete(); faults != nil {
+		t.Fatal(faults)
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("README %+v\nin force %+v", got, want)
+	}
+	_, all, _ := Parse([]byte(full))
+	for key := range all {
+		if lines[key] == 0 {
+			t.Errorf("%s is not in the README", key)
+		}
+	}
+}
