@@ -139,9 +139,9 @@ func (j *Journal) Unreserve(bytes int64) {
 	j.space.serve()
 }
 
-// Usage returns how many bytes are written or promised, of how many. Both count headers and what is
-// lost at the ends of segments. used equals capacity when Reserve has to wait. Segments
-// that are still being made count as room.
+// Usage returns how many bytes are written and not released, or promised, of how many. Both count headers and what may be
+// lost at the ends of segments. When no room is left for the smallest entry, used is capacity, give or take a block. Segments
+// that are still being made in the background count as room, although Reserve waits for them.
 func (j *Journal) Usage() (used, capacity int64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
