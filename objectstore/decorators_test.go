@@ -367,6 +367,19 @@ func TestProbeFindsDeviations(t *testing.T) {
 				return page, err
 			}
 		}, objectstore.ConditionalHonoured, true, false, objectstore.ErrUnsupported},
+		{"overwrites and lists backwards", func(c *changed, mem *objectstore.Mem) {
+			c.put = func(ctx context.Context, key string, body []byte) error {
+				if err := mem.Delete(ctx, key); err != nil {
+					return err
+				}
+				return mem.PutIfAbsent(ctx, key, body)
+			}
+			c.list = func(ctx context.Context, prefix, after string, max int) ([]objectstore.Info, error) {
+				page, err := mem.List(ctx, prefix, after, max)
+				slices.Reverse(page)
+				return page, err
+			}
+		}, objectstore.ConditionalIgnored, true, false, objectstore.ErrUnsupported},
 		{"lists late", func(c *changed, mem *objectstore.Mem) {
 			c.list = func(context.Context, string, string, int) ([]objectstore.Info, error) { return nil, nil }
 		}, objectstore.ConditionalHonoured, true, false, objectstore.ErrUnsupported},
@@ -378,6 +391,9 @@ func TestProbeFindsDeviations(t *testing.T) {
 			caps, err := objectstore.Probe(t.Context(), b)
 			if c.want == nil && err != nil || !errors.Is(err, c.want) {
 				t.Errorf("error %v, want %v", err, c.want)
+			}
+			if c.want == objectstore.ErrUnsupported && errors.Is(err, objectstore.ErrNoConditionalPut) {
+				t.Errorf("an operator could overrule %v", err)
 			}
 			if caps.ConditionalPut != c.put || caps.RangedGet != c.ranged || caps.OrderedList != c.listed || !caps.Delete {
 				t.Errorf("got %+v", caps)

@@ -49,8 +49,9 @@ type Capabilities struct {
 //
 // It returns an error that Is ErrNoConditionalPut, and the capabilities, when the
 // store does not keep two writers apart: refuse it unless the operator declared a single
-// writer. It Is ErrUnsupported when ranged gets or ordered lists do not work: refuse it
-// always. It Is ErrCorrupt when bytes came back changed. Any other error means that the
+// writer (and, if the capabilities say ConditionalUnsupported, probe again once it is opened for
+// one: nothing else could be tried). It Is ErrUnsupported and not ErrNoConditionalPut when
+// ranged gets or ordered lists do not work: refuse it always. It Is ErrCorrupt when bytes came back changed. Any other error means that the
 // store could not be examined now; its Class says why, and the capabilities are incomplete.
 func Probe(ctx context.Context, b Bucket) (Capabilities, error) {
 	var random [16]byte
@@ -91,11 +92,11 @@ func (p *prober) run(ctx context.Context, keys []string) error {
 		return putErr // nothing could be written: nothing more to try
 	}
 	if err := ignoreExists(p.b.PutIfAbsent(ctx, keys[1], p.second)); err != nil {
-		return errors.Join(putErr, err)
+		return err
 	}
 	for _, step := range []func(context.Context, []string) error{p.ranges, p.list, p.clock} {
 		if err := step(ctx, keys); err != nil {
-			return errors.Join(err, putErr)
+			return err // a store that is unfit anyhow
 		}
 	}
 	return putErr
