@@ -347,6 +347,23 @@ func TestAttachFromOwnPosition(t *testing.T) {
 			t.Fatal("a fence was put behind a gap")
 		}
 	})
+	t.Run("a checkpoint comes and the object before it goes", func(t *testing.T) {
+		b, id, a := setup()
+		moved := false
+		b.hook = func(op, key string) error {
+			if op == "get" && key == LogKey(id, Position{1, 6}) && !moved {
+				moved = true
+				a.puts(1)
+				b.collect(id, a.checkpoint().Position)
+			}
+			return nil
+		}
+		c, state := attach(t, b, id, from(7, 6, 7), "c")
+		if !moved || state.LSN != 7 || c.img.resets != 1 {
+			t.Fatalf("%+v", state)
+		}
+		wantTags(t, c, "aaaaaaa")
+	})
 	t.Run("another LSN", func(t *testing.T) {
 		b, id, _ := setup()
 		_, _, err := Attach(ctx, b, id, from(7, 5, 6), Replay{})

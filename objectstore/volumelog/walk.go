@@ -109,6 +109,15 @@ func (w *walker) start(ctx context.Context, from Position, lsn uint64) error {
 	// What this node knows to be stored must be there.
 	before := Position{from.Epoch, from.Seq - 1}
 	h, err := readHeader(ctx, w.b, w.id, before, -1)
+	if errors.Is(err, objectstore.ErrNotFound) {
+		// Collected, if a checkpoint has come beyond it meanwhile.
+		if err := w.refresh(ctx); err != nil {
+			return err
+		}
+		if w.base.Before(w.newest) {
+			return w.start(ctx, from, lsn)
+		}
+	}
 	if errors.Is(err, objectstore.ErrNotFound) || (err == nil && (h.LastLSN != lsn || h.Kind == KindFence)) {
 		return w.gapError("object %v with LSN %d, which this node has stored, is not there", before, lsn)
 	}
