@@ -65,7 +65,8 @@ func release(_ context.Context, c *call) Result {
 
 // startStopUnit is START STOP UNIT (SBC-3, 5.20). Stopping flushes and changes nothing
 // else: other nexuses use the unit. A removable medium is ejected and loaded; it is
-// flushed before it is out. Power conditions are accepted without effect.
+// flushed before it is out. Power conditions, reserved ones too, are accepted without
+// effect.
 func startStopUnit(ctx context.Context, c *call) Result {
 	const (
 		start   = 0x01
@@ -73,12 +74,8 @@ func startStopUnit(ctx context.Context, c *call) Result {
 		noFlush = 0x04
 	)
 	b := c.cdb[4]
-	switch b >> 4 {
-	case 0x0:
-	case 0x1, 0x2, 0x3, 0x7, 0xA, 0xB: // ACTIVE, IDLE, STANDBY, LU_CONTROL, FORCE_*
-		return Result{}
-	default:
-		return c.fail(invalidCDB(4, 7))
+	if b>>4 != 0 {
+		return Result{} // a power condition moves no medium
 	}
 	u := c.unit
 	move := b&loej != 0 && u.opt.Removable
