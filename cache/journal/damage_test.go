@@ -305,15 +305,15 @@ func TestRot(t *testing.T) {
 			if isZero(b[at : at+BlockSize]) {
 				continue
 			}
-			step := 41
+			step, fine := 41, 1
 			if testing.Short() {
-				step = 331
+				step, fine = 331, 9
 			}
 			for i := 0; i < BlockSize; i += step {
 				bit := rng.IntN(8)
 				trial(fmt.Sprintf("block %d, byte %d, bit %d", block, i, bit), func(b []byte) { b[at+i] ^= 1 << bit })
 			}
-			for i := 0; i < batchFixedBytes; i++ {
+			for i := 0; i < batchFixedBytes; i += fine {
 				trial(fmt.Sprintf("block %d, byte %d", block, i), func(b []byte) { b[at+i] ^= 1 << rng.IntN(8) })
 			}
 			trial(fmt.Sprintf("block %d zeroed", block), func(b []byte) { clear(b[at : at+BlockSize]) })
@@ -494,5 +494,88 @@ func TestRotBeforeTear(t *testing.T) {
 	b := make([]byte, 5000-BlockSize)
 	if err := j.ReadAt(got[1].loc, BlockSize, b); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestOpenRefuses: what cannot be this journal's intact state, or is not understood, is refused by name.
+func TestOpenRefuses(t *testing.T) {
+	mem := vfs.NewMem()
+	smallLog(t, mem, nil, nil)
+	good := contents(t, mem)
+	other := vfs.NewMem()
+	smallLog(t, other, nil, nil)
+	foreign := contents(t, other)
+	slot := func(i int) string { return filepath.Join(testDir, fmt.Sprintf("%06d", i)) }
+	fixSegment := func(b []byte) { le.PutUint32(b[segmentCRCAt:], castagnoliOf(b[:segmentCRCAt])) }
+	fixBatch := func(b []byte) {
+		n, err := peekBatch(b, 16)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sealRegion(b[:n*BlockSize])
+	}
+	// The newest segment.
+	newest := 0
+	for i := range 3 {
+		if le.Uint64(good[slot(i)][32:]) > le.Uint64(good[slot(newest)][32:]) {
+			newest = i
+		}
+	}
+	for name, c := range map[string]struct {
+		change func(files map[string][]byte)
+		want   error
+	}{
+		"same generation twice": {func(f map[string][]byte) { copy(f[slot(0)], f[slot(1)]) }, ErrCorrupt},
+		"another journal's":     {func(f map[string][]byte) { copy(f[slot(1)], foreign[slot(1)]) }, ErrCorrupt},
+		"segment version": {func(f map[string][]byte) {
+			f[slot(0)][8] = 2
+			fixSegment(f[slot(0)])
+		}, ErrVersion},
+		"batch version": {func(f map[string][]byte) {
+			b := f[slot(newest)][BlockSize:]
+			b[8] = 2
+			fixBatch(b)
+		}, ErrVersion},
+		"batch flag": {func(f map[string][]byte) {
+			b := f[slot(newest)][BlockSize:]
+			b[10] |= 0x80
+			fixBatch(b)
+		}, ErrVersion},
+		"kind": {func(f map[string][]byte) {
+			b := f[slot(newest)][BlockSize:]
+			b[batchFixedBytes+32] = 77
+			fixBatch(b)
+		}, ErrVersion},
+		"chain": {func(f map[string][]byte) {
+			b := f[slot(newest)][BlockSize:]
+			b[76] ^= 1
+			fixBatch(b)
+		}, ErrCorrupt},
+		"number": {func(f map[string][]byte) {
+			b := f[slot(newest)][BlockSize:]
+			b[40] += 5
+			fixBatch(b)
+		}, ErrCorrupt},
+	} {
+		files := map[string][]byte{}
+		for n, b := range good {
+			files[n] = bytes.Clone(b)
+		}
+		c.change(files)
+		opts := testOptions(restore(t, files), newRecorder(0))
+		opts.JournalBytes = 3 * opts.SegmentBytes
+		j, err := Open(opts, func(Record, Location) error { return nil })
+		if !errors.Is(err, c.want) {
+			t.Errorf("%s: got %v, want %v", name, err, c.want)
+		}
+		if err == nil {
+			j.Close()
+		}
+	}
+	// An error of the engine's ends Open.
+	opts := testOptions(restore(t, good), newRecorder(0))
+	opts.JournalBytes = 3 * opts.SegmentBytes
+	if _, err := Open(opts, func(Record, Location) error { return io.ErrNoProgress }); !errors.Is(err, io.ErrNoProgress) {
+		t.Errorf("got %v", err)
 	}
 }

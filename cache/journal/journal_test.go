@@ -1,6 +1,8 @@
 package journal
 
 import (
+	"errors"
+	"sync"
 	"testing"
 
 	"github.com/isergate/isergate/cache/vfs"
@@ -56,6 +58,102 @@ func TestRoundTrip(t *testing.T) {
 		}
 		if err := j.Close(); err != nil {
 			t.Fatal(err)
+		}
+	}
+}
+
+// TestReadersAndRecycling lets readers pin and read on the real file system while segments are released and
+// overwritten: a pinned segment reads as it was written, one that cannot be pinned is not read.
+func TestReadersAndRecycling(t *testing.T) {
+	sink := newRecorder(0)
+	opts := testOptions(vfs.OS(), sink)
+	opts.Dir = t.TempDir()
+	j := mustOpen(t, opts, nil)
+
+	var mu sync.Mutex
+	var recent []Entry // synced lately, perhaps released since
+	sink.onSync = func(entries []*Entry) {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, e := range entries {
+			recent = append(recent, Entry{Record: e.Record, Loc: e.Loc})
+		}
+		if n := len(recent) - 40; n > 0 {
+			recent = append(recent[:0], recent[n:]...)
+		}
+	}
+	stop := make(chan struct{})
+	var readers, writers sync.WaitGroup
+	reads := make([]int, 3)
+	for r := range reads {
+		readers.Go(func() {
+			for i := r; ; i++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				mu.Lock()
+				if len(recent) == 0 {
+					mu.Unlock()
+					yieldCPU()
+					continue
+				}
+				e := recent[i%len(recent)]
+				mu.Unlock()
+				if i%2 == 0 {
+					if !j.Pin(e.Loc.Segment) {
+						continue
+					}
+					if err := checkPayload(j, replayed{rec: e.Record, loc: e.Loc}); err != nil {
+						t.Errorf("pinned: %v", err)
+					}
+					j.Unpin(e.Loc.Segment)
+					reads[r]++
+				} else if err := checkPayload(j, replayed{rec: e.Record, loc: e.Loc}); err != nil && !errors.Is(err, ErrReleased) {
+					t.Errorf("not pinned: %v", err)
+				}
+			}
+		})
+	}
+	for w := range 4 {
+		writers.Go(func() {
+			for i := range 100 {
+				if err := put(j, sink, newEntry(KindData, uint64(w*1000+i), 1+(w*977+i*331)%8192)); err != nil {
+					t.Error(err)
+					return
+				}
+				segs := j.Segments()
+				for _, s := range segs[:max(0, len(segs)-2)] {
+					if err := j.Release(s.Generation); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+		})
+	}
+	writers.Wait()
+	sink.wait()
+	close(stop)
+	readers.Wait()
+	if reads[0]+reads[1]+reads[2] == 0 {
+		t.Error("nothing was read")
+	}
+	want := sink.syncedLSN()
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+	sink.check(t)
+	var got []replayed
+	opts.Sink = newRecorder(0)
+	j = mustOpen(t, opts, collect(&got))
+	defer j.Close()
+	if n := len(got); n == 0 || got[n-1].rec.LSN != want || want != 400 {
+		t.Fatalf("replayed %d records, synced to %d", n, want)
+	}
+	for _, r := range got {
+		if err := checkPayload(j, r); err != nil {
+			t.Error(err)
 		}
 	}
 }
