@@ -92,6 +92,8 @@ func BenchmarkLookupHit(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+	b.ReportAllocs()
+	b.ResetTimer()
 	b.RunParallel(func(pb *testing.PB) {
 		r := rand.New(rand.NewPCG(rand.Uint64(), 1))
 		var out []extent.Extent

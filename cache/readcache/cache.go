@@ -169,8 +169,8 @@ type Cache struct {
 	flights map[ckey]*flight
 	volumes map[uuid.UUID]uint32
 	freed   chan struct{} // closed when a frame may have become available
+	waiting int           // for freed
 	pinned  int           // frames with references
-	taken   int           // frames that are being filled
 	closed  bool
 
 	stats stats

@@ -32,6 +32,9 @@ func (c *Cache) release(f *frame) {
 
 // wakeLocked tells those who wait for a frame that there may be one.
 func (c *Cache) wakeLocked() {
+	if c.waiting == 0 {
+		return
+	}
 	close(c.freed)
 	c.freed = make(chan struct{})
 }
@@ -78,18 +81,25 @@ func (c *Cache) takeLocked() *frame {
 
 // take waits for a frame to fill.
 func (c *Cache) take(ctx context.Context) (*frame, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	for {
-		c.mu.Lock()
-		f := c.takeLocked()
-		freed := c.freed
-		c.mu.Unlock()
-		if f != nil {
+		if f := c.takeLocked(); f != nil {
 			return f, nil
 		}
+		freed := c.freed
+		c.waiting++
+		c.mu.Unlock()
+		var err error
 		select {
 		case <-freed:
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			err = ctx.Err()
+		}
+		c.mu.Lock()
+		c.waiting--
+		if err != nil {
+			return nil, err
 		}
 	}
 }

@@ -50,11 +50,7 @@ func openMedia(c *Cache, queue int) (*media, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := int(c.o.Bytes / ChunkSize)
-	if err := f.Truncate(int64(n) * ChunkSize); err != nil {
-		f.Close()
-		return nil, err
-	}
+	n := int(c.o.Bytes / ChunkSize) // the file grows as slots are used for the first time
 	c.stats.mediaUp.Set(1)
 	return &media{
 		c: c, file: f, dir: dir, queue: make(chan *frame, queue), slots: make([]slot, n), index: make(map[ckey]int32),

@@ -5,15 +5,16 @@ package readcache
 // left, moves to the main queue, where use buys another round. A scan passes through
 // the small queue only.
 //
-// Accesses in a row count once: the reads of a sequential stream of small blocks hit
-// the same chunk many times, and that is not reuse. Not safe for concurrent use.
+// Accesses close to each other count once: the reads of a sequential stream of small
+// blocks hit the same chunk many times, and that is not reuse. Not safe for concurrent use.
 type policy struct {
 	nodes  []node
 	small  queue
 	main   queue
-	target int32 // of the small queue
-	gap    uint32
-	clock  uint32 // accesses
+	target int32  // of the small queue
+	gap    uint32 // accesses closer than this count once
+	clock  uint32 // accesses, those of one slot in a row as one
+	last   int32  // the slot of the last access
 	ghosts ghosts
 }
 
@@ -41,7 +42,7 @@ type queue struct {
 
 func newPolicy(n int) *policy {
 	p := &policy{
-		nodes: make([]node, n), target: int32(max(1, n/10)), gap: uint32(max(1, n/8)),
+		nodes: make([]node, n), target: int32(max(1, n/10)), gap: uint32(max(64, n/8)), last: none,
 		small: queue{young: none, old: none}, main: queue{young: none, old: none},
 	}
 	p.ghosts.init(n)
@@ -79,6 +80,7 @@ func (p *policy) unlink(q *queue, s int32) {
 // admit notes that slot s now holds the key with this hash.
 func (p *policy) admit(s int32, hash uint64) {
 	p.clock++
+	p.last = s
 	nd := &p.nodes[s]
 	nd.hash, nd.freq, nd.stamp = hash, 0, p.clock
 	if p.ghosts.take(hash) {
@@ -90,7 +92,10 @@ func (p *policy) admit(s int32, hash uint64) {
 
 // hit notes an access to slot s and reports whether it counts.
 func (p *policy) hit(s int32) bool {
-	p.clock++
+	if s != p.last {
+		p.clock++
+		p.last = s
+	}
 	nd := &p.nodes[s]
 	if p.clock-nd.stamp < p.gap {
 		return false

@@ -63,7 +63,7 @@ func (r *Readahead) Access(off, n int64) (from, count int64) {
 	}
 	s.ahead = max(s.ahead, end)
 	if s.window == 0 {
-		s.window = min(readaheadStart, limit)
+		s.window = min(max(readaheadStart, 2*n), limit)
 	} else if s.ahead-end > s.window/2 {
 		return 0, 0
 	} else {
