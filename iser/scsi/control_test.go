@@ -204,6 +204,9 @@ func TestCapacity(t *testing.T) {
 		t.Errorf("exponent %d with plain blocks", b[13])
 	}
 	large := newRig(t, scsitest.NewMedium(100, 4096))
+	if b := large.good(inq(0xB0, 255), nil, 255); binary.BigEndian.Uint64(b[28:]) != 0 {
+		t.Errorf("4096-byte blocks: unmap granularity and alignment % x", b[28:36])
+	}
 	if b := large.good(rc16, nil, 32); b[13] != 0 || b[10] != 0x10 {
 		t.Errorf("4096-byte blocks: % x", b)
 	}

@@ -130,8 +130,12 @@ func (u *LogicalUnit) blockLimits() []byte {
 	binary.BigEndian.PutUint32(b[8:], g.OptimalBlocks)
 	binary.BigEndian.PutUint32(b[16:], maxUnmapBlocks)
 	binary.BigEndian.PutUint32(b[20:], maxUnmapDescs)
-	binary.BigEndian.PutUint32(b[24:], granule)
-	binary.BigEndian.PutUint32(b[28:], 1<<31) // UGAVALID, alignment 0
+	if granule > 1 {
+		// A granularity of one block says nothing new, and QEMU (7.2, block/iscsi.c) fails
+		// an assertion at the first read of 64 KiB from a unit of 4 KiB blocks that says it.
+		binary.BigEndian.PutUint32(b[24:], granule)
+		binary.BigEndian.PutUint32(b[28:], 1<<31) // UGAVALID, alignment 0
+	}
 	binary.BigEndian.PutUint64(b[32:], maxWriteSame)
 	return b
 }
