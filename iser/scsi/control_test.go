@@ -141,8 +141,8 @@ func TestPersistencePages(t *testing.T) {
 	if !bytes.Equal(b, want) {
 		t.Errorf("VPD page C0:\n% x, want\n% x", b, want)
 	}
-	log := r.good(cdb("4D 00 70 00 00 0000 0400 00"), nil, 1024)
-	if log[0] != 0x30 || int(binary.BigEndian.Uint16(log[2:])) != len(log)-4 {
+	log := r.good(cdb("4D 00 76 00 00 0000 0400 00"), nil, 1024)
+	if log[0] != 0x36 || int(binary.BigEndian.Uint16(log[2:])) != len(log)-4 {
 		t.Errorf("log page header % x", log[:4])
 	}
 	got := map[uint16][]byte{}
@@ -157,18 +157,18 @@ func TestPersistencePages(t *testing.T) {
 			t.Errorf("log parameter %04x is % x, want % x", code, got[code], v)
 		}
 	}
-	from := r.good(cdb("4D 00 70 00 00 0011 0400 00"), nil, 1024)
+	from := r.good(cdb("4D 00 76 00 00 0011 0400 00"), nil, 1024)
 	if binary.BigEndian.Uint16(from[4:]) != 0x11 {
 		t.Errorf("parameter pointer 11h: % x", from)
 	}
-	if b := r.good(cdb("4D 00 40 00 00 0000 00FF 00"), nil, 255); !bytes.Equal(b, cdb("00000003 002F30")) {
+	if b := r.good(cdb("4D 00 40 00 00 0000 00FF 00"), nil, 255); !bytes.Equal(b, cdb("00000003 002F36")) {
 		t.Errorf("supported log pages % x", b)
 	}
 	r.good(cdb("4D 00 6F 00 00 0000 00FF 00"), nil, 255)
-	r.want(cdb("4D 00 70 00 00 0014 00FF 00"), nil, 255, "05/24/00")
+	r.want(cdb("4D 00 76 00 00 0014 00FF 00"), nil, 255, "05/24/00")
 	r.want(cdb("4D 00 4D 00 00 0000 00FF 00"), nil, 255, "05/24/00")
-	r.want(cdb("4D 00 70 01 00 0000 00FF 00"), nil, 255, "05/24/00")
-	r.want(cdb("4D 01 70 00 00 0000 00FF 00"), nil, 255, "05/24/00")
+	r.want(cdb("4D 00 76 01 00 0000 00FF 00"), nil, 255, "05/24/00")
+	r.want(cdb("4D 01 76 00 00 0000 00FF 00"), nil, 255, "05/24/00")
 }
 
 func TestCapacity(t *testing.T) {

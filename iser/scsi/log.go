@@ -9,7 +9,7 @@ import (
 const (
 	logPageSupported   = 0x00
 	logPageExceptions  = 0x2F // informational exceptions
-	logPagePersistence = 0x30 // ours
+	logPagePersistence = 0x36 // ours
 )
 
 // logSense is LOG SENSE (SPC-4, 6.8). Values are the same for every page control.
@@ -30,7 +30,7 @@ func logSense(ctx context.Context, c *call) Result {
 		out = append(out, logPageSupported, logPageExceptions, logPagePersistence)
 	case logPageExceptions:
 		// No exception is pending: failures are reported as they happen.
-		params = []logParameter{{0, make([]byte, 4)}}
+		params = []logParameter{{0, []byte{0, 0, 0xFF, 0xFF}}} // and no temperature is known
 	case logPagePersistence:
 		params = persistenceLog(c.medium().Contract())
 	default:

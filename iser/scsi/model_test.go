@@ -240,7 +240,7 @@ func FuzzExecute(f *testing.F) {
 	f.Add(cdb("1A 08 3F FF FF 00"), []byte{}, uint16(255), byte(0))
 	f.Add(cdb("A3 0C 80 00 0000 00000400 0000"), []byte{}, uint16(1024), byte(0))
 	f.Add(cdb("12 01 83 00FF 00"), []byte{}, uint16(255), byte(1))
-	f.Add(cdb("4D 00 70 00 00 0000 0400 00"), []byte{}, uint16(255), byte(2))
+	f.Add(cdb("4D 00 76 00 00 0000 0400 00"), []byte{}, uint16(255), byte(2))
 	r := newRig(f, scsitest.NewMedium(64, 512), func(o *scsi.Options) { o.Removable = true })
 	f.Fuzz(func(t *testing.T, cdb, out []byte, in uint16, attr byte) {
 		executeAnything(t, r, cdb, out, int(in), scsi.TaskAttribute(attr))

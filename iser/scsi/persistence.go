@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// The persistence contract in SCSI form: VPD page C0h (one snapshot) and log page 30h
+// The persistence contract in SCSI form: VPD page C0h (one snapshot) and log page 36h
 // (the same as log parameters). DESIGN.md draws both byte by byte.
 
 const (
@@ -56,7 +56,7 @@ func persistencePage(c Contract) []byte {
 	return b
 }
 
-// Codes of the log parameters of page 30h.
+// Codes of the log parameters of page 36h.
 const (
 	logPolicy     = 0x0000
 	logEpoch      = 0x0001
