@@ -121,11 +121,8 @@ func (c *conn) ended(err error) {
 func (c *conn) login() bool {
 	ctx, cancel := context.WithTimeout(c.srv.ctx, c.srv.opt.LoginTimeout)
 	defer cancel()
-	defer context.AfterFunc(ctx, func() {
-		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			c.dm.Close(false)
-		}
-	})()
+	overdue := context.AfterFunc(ctx, func() { c.dm.Close(false) })
+	defer overdue()
 	m := newLogin(ctx, c.srv.loginConfig(c))
 	defer m.close()
 	fail := func(result string, attrs ...any) bool {
@@ -161,6 +158,7 @@ func (c *conn) login() bool {
 		}
 		resp, text := m.step(&p.Header, p.Data)
 		if m.done {
+			overdue() // attach keeps to ctx, and its failure is answered
 			var status pdu.LoginStatus
 			var why string
 			if c.s, status, why = c.srv.attach(ctx, c, m); status != pdu.LoginSuccess {

@@ -281,6 +281,7 @@ func (s *Server) attach(ctx context.Context, c *conn, m *loginMachine) (*session
 func (s *session) abandon(old *session) pdu.LoginStatus {
 	s.mu.Lock()
 	s.running++
+	clear(s.conns) // its only connection, which is still to be told
 	s.mu.Unlock()
 	s.end(scsi.SessionReinstated, false)
 	go func() {
@@ -450,7 +451,8 @@ func (s *Server) resetTarget(target string) {
 
 // Shutdown stops the server: it closes the listeners, asks initiators to log out, stops taking commands after
 // LogoutWait, waits for the commands in progress, and closes the connections. When ctx ends first, commands are aborted.
-// It returns when every nexus is lost and no goroutine of the server uses a logical unit any more; nil if no command had to be aborted.
+// It returns nil if every nexus is lost, no goroutine of the server uses a logical unit any more, and no command had to be
+// aborted. A command that does not end although it was aborted holds it up for stuckWait at most.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.mu.Lock()
 	s.stopping = true
@@ -496,8 +498,31 @@ func (s *Server) Shutdown(ctx context.Context) error {
 			err = fmt.Errorf("iscsi: commands were aborted: %w", ctx.Err())
 		}
 	}
-	return errors.Join(err, s.Close())
+	closed := make(chan struct{})
+	go func() {
+		s.Close()
+		close(closed)
+	}()
+	select {
+	case <-closed:
+		return err
+	case <-ctx.Done():
+	}
+	late := time.NewTimer(stuckWait)
+	defer late.Stop()
+	select {
+	case <-closed:
+		return err
+	case <-late.C:
+		return errors.Join(err, ErrStuck)
+	}
 }
+
+// stuckWait is how long Shutdown waits for aborted commands to end after its context has.
+const stuckWait = 5 * time.Second
+
+// ErrStuck means that an aborted command has not ended: its logical unit may still be in use.
+var ErrStuck = errors.New("iscsi: an aborted command does not end")
 
 // waitIdle waits until the session has no command in progress.
 func (s *session) waitIdle(ctx context.Context) bool {
@@ -538,7 +563,7 @@ func (s *Server) Close() error {
 	s.mu.Unlock()
 	sessions := s.all()
 	for _, ses := range sessions {
-		ses.drop()
+		go ses.drop() // a peer that does not read holds up its own session only
 	}
 	for _, ses := range sessions {
 		<-ses.done

@@ -7,6 +7,7 @@ import (
 
 // Receive implements iscsi.Datamover.
 func (c *Conn) Receive() (*iscsi.PDU, error) {
+	c.settle()
 	for {
 		p := &c.pdu
 		*p = iscsi.PDU{}
@@ -217,21 +218,21 @@ func (c *Conn) dataOut(p *iscsi.PDU) (reject bool, err error) {
 	d := &c.out
 	d.Decode(&p.Header)
 	n := p.Header.DataLength()
-	var dest [][]byte
-	var throw bool
+	var at place
 	c.mu.Lock()
 	if d.TTT != pdu.ReservedTag {
-		dest, throw, p.Fault = c.placeSolicited(d, n)
+		at = c.placeSolicited(d, n)
 	} else {
-		dest, throw, p.Fault = c.placeUnsolicited(d, n)
+		at = c.placeUnsolicited(d, n)
 	}
 	c.mu.Unlock()
+	p.Fault = at.fault
 
 	ok := true
-	if throw {
+	if at.throw {
 		err = c.skipData(n)
 	} else {
-		ok, err = c.readData(dest, n)
+		ok, err = c.readData(at.dest, n)
 	}
 	if !ok && err == nil {
 		p.Fault = pdu.RejectDataDigest
@@ -242,13 +243,28 @@ func (c *Conn) dataOut(p *iscsi.PDU) (reject bool, err error) {
 		switch {
 		case err != nil:
 			tr.fail(iscsi.ErrClosed) // the place was not filled
+		case at.cause != nil:
+			c.killBurst(d)
+			tr.fail(at.cause)
 		case !ok:
 			c.killBurst(d)
 			tr.fail(iscsi.ErrDataDigest)
 		}
-		c.leave()
+		if p.Fault == 0 || err != nil {
+			c.leave()
+		}
 	}
 	return p.Fault != 0, err
+}
+
+// settle lets the reader leave the transfer of a Data-Out with a fault. It waited until the next
+// Receive, so that the Reject goes out before the status of the task can.
+func (c *Conn) settle() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.landing != nil {
+		c.leave()
+	}
 }
 
 // leave ends the reader's part in a transfer, and counts its Data-Out as received. mu is held.
@@ -275,26 +291,32 @@ func (c *Conn) killBurst(d *pdu.DataOut) {
 	}
 }
 
+// place is where the data of a Data-Out goes.
+type place struct {
+	dest  [][]byte
+	throw bool             // nowhere
+	fault pdu.RejectReason // how the PDU is answered
+	cause error            // why its task fails
+}
+
 // placeUnsolicited finds the place of unsolicited Data-Out. Unless it belongs to nobody, the reader is in its transfer
 // afterwards. mu is held.
-func (c *Conn) placeUnsolicited(d *pdu.DataOut, n int) (dest [][]byte, throw bool, fault pdu.RejectReason) {
+func (c *Conn) placeUnsolicited(d *pdu.DataOut, n int) place {
 	tr := c.transfers[d.ITT]
 	if tr == nil {
 		// Data of a command that was aborted, or dropped outside of the window.
-		return nil, true, 0
+		return place{throw: true}
 	}
+	c.landing, c.final = tr, d
+	sn := tr.nextSN
+	tr.nextSN++
 	switch {
 	case tr.err != nil:
-	case uint32(d.DataSN) != tr.nextSN || int64(d.Offset) != int64(tr.have):
-		fault = pdu.RejectProtocolError
-		tr.fail(iscsi.ErrDataDigest) // a PDU is missing
+		return place{throw: true}
+	case uint32(d.DataSN) != sn || int64(d.Offset) != int64(tr.have):
+		return place{throw: true, fault: pdu.RejectProtocolError, cause: iscsi.ErrDataDigest} // a PDU is missing
 	case n > tr.unsolicited-tr.have || d.Final && tr.have+n != tr.unsolicited:
-		tr.fail(iscsi.ErrDataAmount)
-	}
-	tr.nextSN++
-	c.landing, c.final = tr, d
-	if tr.err != nil {
-		return nil, true, fault
+		return place{throw: true, cause: iscsi.ErrDataAmount}
 	}
 	tr.landed = n
 	tr.vector = tr.vector[:0]
@@ -310,40 +332,37 @@ func (c *Conn) placeUnsolicited(d *pdu.DataOut, n int) (dest [][]byte, throw boo
 	if left > 0 {
 		tr.vector = append(tr.vector, tr.staged[at:at+left])
 	}
-	return tr.vector, false, 0
+	return place{dest: tr.vector}
 }
 
 // placeSolicited finds the place of Data-Out that answers an R2T. mu is held.
-func (c *Conn) placeSolicited(d *pdu.DataOut, n int) (dest [][]byte, throw bool, fault pdu.RejectReason) {
+func (c *Conn) placeSolicited(d *pdu.DataOut, n int) place {
 	b := c.bursts[d.TTT]
 	if b == nil {
+		p := place{throw: true}
 		if int32(c.lastTTT-uint32(d.TTT)) < 0 || d.TTT == 0 {
-			fault = pdu.RejectInvalidField // never issued
+			p.fault = pdu.RejectInvalidField // never issued
 		}
-		return nil, true, fault
+		return p
 	}
 	tr := b.tr
-	switch {
-	case d.ITT != tr.itt || d.LUN != tr.lun:
+	if d.ITT != tr.itt || d.LUN != tr.lun {
 		// Not this task's (ISCSI-48): the task is not to suffer for it.
-		return nil, true, pdu.RejectInvalidField
-	case b.dead:
-	case uint32(d.DataSN) != b.nextSN || int64(d.Offset) != int64(b.offset):
-		fault = pdu.RejectProtocolError
-		tr.fail(iscsi.ErrDataDigest) // a PDU is missing
-		b.dead = true
-	case n > b.end-b.offset || d.Final != (b.offset+n == b.end):
-		fault = pdu.RejectProtocolError
-		tr.fail(iscsi.ErrDataAmount)
-		b.dead = true
+		return place{throw: true, fault: pdu.RejectInvalidField}
 	}
-	b.nextSN++
 	c.landing, c.final = tr, d
-	if b.dead {
-		return nil, true, fault
+	sn := b.nextSN
+	b.nextSN++
+	switch {
+	case b.dead:
+		return place{throw: true}
+	case uint32(d.DataSN) != sn || int64(d.Offset) != int64(b.offset):
+		return place{throw: true, fault: pdu.RejectProtocolError, cause: iscsi.ErrDataDigest} // a PDU is missing
+	case n > b.end-b.offset || d.Final != (b.offset+n == b.end):
+		return place{throw: true, fault: pdu.RejectProtocolError, cause: iscsi.ErrDataAmount}
 	}
 	b.offset += n
-	return b.dest.take(&tr.vector, n), false, 0
+	return place{dest: b.dest.take(&tr.vector, n)}
 }
 
 func total(v [][]byte) (n int) {
