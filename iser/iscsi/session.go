@@ -103,6 +103,7 @@ func (s *session) arrive(sn pdu.Serial, a arrival) disposition {
 		s.held[sn] = a
 		return accepted
 	}
+	s.exp.Store(uint32(exp.Next())) // before its answer can go out
 	s.deliver(a)
 	s.advance(exp.Next())
 	return accepted
