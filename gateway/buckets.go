@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/isergate/isergate/gateway/catalog"
@@ -32,8 +33,13 @@ type attachment struct {
 	bucket       objectstore.Bucket
 	conditional  string // what the store does with conditional writes
 	singleWriter bool   // it is used without them
+	trouble      atomic.Pointer[error]
 	err          error
 }
+
+// probeRetry bounds how long the examination of a bucket is tried. It is short: a known
+// bucket may be down, and nothing is served meanwhile.
+const probeRetry = 2 * time.Second
 
 // newBuckets makes the set; nothing is attached yet.
 func newBuckets(c config.Bucket, store catalog.Store, metrics *objectstore.Metrics, log *slog.Logger) (*buckets, error) {
@@ -86,8 +92,8 @@ func (b *buckets) attach(ctx context.Context, url string, a *attachment) error {
 	if err != nil {
 		return advised(err)
 	}
-	retry := objectstore.RetryOptions{Budget: b.config.RetryFor}
-	conditional, err := b.examine(ctx, url, objectstore.WithRetry(raw, retry))
+	probe := objectstore.RetryOptions{Budget: min(b.config.RetryFor, probeRetry)}
+	conditional, err := b.examine(ctx, url, objectstore.WithRetry(watched{raw, &a.trouble}, probe))
 	if err != nil {
 		return errors.Join(err, raw.Close())
 	}
@@ -105,7 +111,8 @@ func (b *buckets) attach(ctx context.Context, url string, a *attachment) error {
 		b.log.Warn("bucket is used without conditional writes, as configured; two gateways would destroy each other's data", "bucket", url)
 	}
 	a.conditional = conditional
-	a.bucket = objectstore.WithRetry(objectstore.WithLimit(objectstore.WithMetrics(raw, b.metrics), b.config.Requests), retry)
+	seen := watched{objectstore.WithMetrics(raw, b.metrics), &a.trouble}
+	a.bucket = objectstore.WithRetry(objectstore.WithLimit(seen, b.config.Requests), objectstore.RetryOptions{Budget: b.config.RetryFor})
 	return nil
 }
 
@@ -114,7 +121,7 @@ func (b *buckets) attach(ctx context.Context, url string, a *attachment) error {
 func (b *buckets) examine(ctx context.Context, url string, bucket objectstore.Bucket) (conditional string, err error) {
 	state := b.catalog.State()
 	known := state.Bucket(url)
-	probing, cancel := context.WithTimeout(ctx, b.config.RetryFor)
+	probing, cancel := context.WithTimeout(ctx, max(b.config.RetryFor, probeRetry))
 	defer cancel()
 	found, err := objectstore.Probe(probing, bucket)
 	unfit := errors.Is(err, objectstore.ErrCorrupt) || errors.Is(err, objectstore.ErrUnsupported) && !errors.Is(err, objectstore.ErrNoConditionalPut)
@@ -164,6 +171,24 @@ func (b *buckets) describe() (conditional string, singleWriter bool) {
 	default:
 		return "", false
 	}
+}
+
+// trouble says why the bucket of a URL does not answer, or is empty.
+func (b *buckets) trouble(url string) string {
+	location, err := objectstore.ParseURL(url)
+	if err != nil {
+		return ""
+	}
+	b.mu.Lock()
+	a := b.attached[location.String()]
+	b.mu.Unlock()
+	if a == nil {
+		return ""
+	}
+	if trouble := a.trouble.Load(); trouble != nil {
+		return (*trouble).Error()
+	}
+	return ""
 }
 
 // close closes all of them. No open may be under way.

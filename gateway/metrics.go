@@ -19,6 +19,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 var (
 	descBuild      = desc("build_info", "Version of the program; always 1.", "version", "goversion")
 	descUp         = desc("serving", "1 while the node takes commands.")
+	descBucketUp   = desc("object_store_up", "1 while the bucket of new volumes answers.")
 	descWatermark  = desc("volume_watermark_sequence", "LSN below which every write has reached a stage.", "volume", "stage")
 	descObjectAge  = desc("object_watermark_age_seconds", "Age of the oldest acknowledged write that is not in the bucket; 0 when all are.", "volume")
 	descMet        = desc("volume_contract_met", "1 while the persistence contract holds.", "volume")
@@ -39,7 +40,7 @@ var volumeStates = []string{
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descBuild, descUp, descWatermark, descObjectAge, descMet, descState, descSize, descObject,
+		descBuild, descUp, descBucketUp, descWatermark, descObjectAge, descMet, descState, descSize, descObject,
 		descDirty, descDirtyLimit, descEpoch, descGeneration,
 	} {
 		out <- d
@@ -57,6 +58,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 		return
 	}
 	gauge(descUp, boolean(!c.n.stopping.Load()))
+	gauge(descBucketUp, boolean(c.n.buckets.trouble(c.n.buckets.main) == ""))
 	state := c.n.catalog.State()
 	for _, v := range c.n.all() {
 		s := c.n.describe(v, &state)

@@ -240,7 +240,7 @@ func (n *Node) Status(context.Context) (api.Status, error) {
 	conditional, single := n.buckets.describe()
 	out := api.Status{
 		State: api.Serving, Version: n.version, Node: state.Node.String(), Started: n.started.UTC(), DataDir: n.cfg.DataDir,
-		Bucket:  api.Bucket{URL: n.buckets.main, SingleWriter: single, Conditional: conditional},
+		Bucket:  api.Bucket{URL: n.buckets.main, SingleWriter: single, Conditional: conditional, Error: n.buckets.trouble(n.buckets.main)},
 		Portals: n.front.portals.list, Open: n.cfg.Open, VolumeStates: map[string]int{}, ContractUnmet: []string{},
 		Sessions: n.front.sessionsOf(""), Events: []api.Event{},
 	}

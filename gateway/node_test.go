@@ -475,6 +475,25 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
+// A node serves profiles where it is told to, and nothing of them elsewhere.
+func TestPprof(t *testing.T) {
+	c := testConfig(t)
+	c.Debug.Pprof = "127.0.0.1:0"
+	n := startNode(t, c)
+	for path, want := range map[string]int{"/debug/pprof/goroutine?debug=1": http.StatusOK, "/debug/pprof/nonsense": http.StatusNotFound, "/metrics": http.StatusNotFound} {
+		w := httptest.NewRecorder()
+		pprofHandler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+		if w.Code != want {
+			t.Errorf("%s: %d, want %d", path, w.Code, want)
+		}
+	}
+	w := httptest.NewRecorder()
+	api.Handler(api.Options{Service: n, Metrics: n.Metrics(), Logger: n.log}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/debug/pprof/goroutine", nil))
+	if w.Code == http.StatusOK {
+		t.Error("the API serves profiles")
+	}
+}
+
 // store is a bucket as a test wants it.
 type store struct {
 	objectstore.Bucket

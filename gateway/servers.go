@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"net/http/pprof"
 	"os"
 	"strings"
 	"sync"
@@ -88,7 +89,25 @@ func startServers(n *Node) (_ *servers, err error) {
 		start(listener, mux)
 		n.log.Info("metrics", "address", listener.Addr())
 	}
+	if n.cfg.Debug.Pprof != "" {
+		listener, err := net.Listen("tcp", n.cfg.Debug.Pprof)
+		if err != nil {
+			return nil, fmt.Errorf("debug.pprof: %w", err)
+		}
+		start(listener, pprofHandler())
+		n.log.Info("profiles", "address", listener.Addr())
+	}
 	return s, nil
+}
+
+// pprofHandler serves what "go tool pprof" asks for.
+func pprofHandler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	return mux
 }
 
 // close ends the calls under way, and the servers.

@@ -152,6 +152,9 @@ func (n *Node) describe(v *volume, state *catalog.State) api.Volume {
 		DirtyBytes: s.DirtyBytes, DirtyBudgetBytes: s.DirtyBudgetBytes, ObjectBytes: s.ObjectBytes, LastObjectError: s.LastObjectError,
 		Bucket: entry.Bucket, Created: entry.Created, Mappings: []api.Mapping{},
 	}
+	if trouble := n.buckets.trouble(entry.Bucket); trouble != "" { // newer than what destage gave up on
+		out.LastObjectError = trouble
+	}
 	if !s.OldestDirty.IsZero() {
 		out.OldestDirty = &s.OldestDirty
 	}

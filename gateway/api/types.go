@@ -62,8 +62,9 @@ const Serving = "serving"
 // Bucket describes the home of new volumes.
 type Bucket struct {
 	URL          string `json:"url"`
-	SingleWriter bool   `json:"single_writer"` // the store was accepted without conditional writes
-	Conditional  string `json:"conditional"`   // what the probe found
+	SingleWriter bool   `json:"single_writer"`   // the store was accepted without conditional writes
+	Conditional  string `json:"conditional"`     // what the probe found
+	Error        string `json:"error,omitempty"` // why it does not answer now
 }
 
 // Portal is one address at which initiators connect.

@@ -40,6 +40,7 @@ type Config struct {
 	API     API     `yaml:"api"`
 	Metrics Metrics `yaml:"metrics"`
 	Log     Log     `yaml:"log"`
+	Debug   Debug   `yaml:"debug"`
 	Cache   Cache   `yaml:"cache"`
 }
 
@@ -77,6 +78,12 @@ type Metrics struct {
 type Log struct {
 	Level  string `yaml:"level"`  // debug, info, warn or error
 	Format string `yaml:"format"` // text or json
+}
+
+// Debug is for whoever examines a running node.
+type Debug struct {
+	// Pprof is a TCP address on loopback that serves profiles, without authentication; empty: none.
+	Pprof string `yaml:"pprof"`
 }
 
 // Cache sizes the volume engine.
@@ -149,8 +156,10 @@ func splitHostPort(text string) (host, port string, err error) {
 }
 
 // Loopback reports whether the portal can be reached from this machine only.
-func (p Portal) Loopback() bool {
-	host, _, err := net.SplitHostPort(p.Listen)
+func (p Portal) Loopback() bool { return loopback(p.Listen) }
+
+func loopback(address string) bool {
+	host, _, err := net.SplitHostPort(address)
 	if err != nil {
 		return false
 	}
@@ -375,6 +384,13 @@ func (c *Config) completeListeners(fault faultFunc) {
 	if c.Metrics.Listen != "" {
 		if _, _, err := splitHostPort(c.Metrics.Listen); err != nil {
 			fault("metrics.listen", "%v", err)
+		}
+	}
+	if c.Debug.Pprof != "" {
+		if _, _, err := splitHostPort(c.Debug.Pprof); err != nil {
+			fault("debug.pprof", "%v", err)
+		} else if !loopback(c.Debug.Pprof) {
+			fault("debug.pprof", "%s is not a loopback address, and profiles are served to everyone who can connect: use 127.0.0.1:PORT", c.Debug.Pprof)
 		}
 	}
 }

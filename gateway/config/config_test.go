@@ -34,6 +34,8 @@ metrics:
 log:
   level: debug
   format: json
+debug:
+  pprof: 127.0.0.1:6060
 cache:
   journal: 8GiB
   segment: 32MiB
@@ -71,6 +73,7 @@ func TestLoadFull(t *testing.T) {
 		API:     API{"/run/isergate/api.sock", "0.0.0.0:8443", "/etc/isergate/tls.crt", "/etc/isergate/tls.key", "/etc/isergate/token"},
 		Metrics: Metrics{"127.0.0.1:9464"},
 		Log:     Log{"debug", "json"},
+		Debug:   Debug{"127.0.0.1:6060"},
 		Cache: Cache{8 * units.GiB, 32 * units.MiB, 64 * units.MiB, 128 * units.MiB, 100e9, 256 * units.MiB, units.GiB, 4 * units.MiB,
 			500 * time.Millisecond, 4, 5 * time.Second, 15 * time.Second},
 	}
@@ -145,6 +148,8 @@ portals:
 open: maybe
 api:
   listen: 1.2.3.4:443
+debug:
+  pprof: 0.0.0.0:6060
 cache:
   journal: 10 bananas
   object_age: 5
@@ -166,10 +171,11 @@ cache: {}
 		"api.tls_cert: api.listen needs",
 		"api.tls_key: api.listen needs",
 		"api.token_file: api.listen needs",
-		path + ":13: cache.journal: \"10 bananas\" is no size",
-		path + ":14: cache.object_age: \"5\" is no duration",
-		path + ":15: cache.destage_parallel: 1000 is outside",
-		path + ":16: cache: is already set in line 12",
+		path + ":13: debug.pprof: 0.0.0.0:6060 is not a loopback address",
+		path + ":15: cache.journal: \"10 bananas\" is no size",
+		path + ":16: cache.object_age: \"5\" is no duration",
+		path + ":17: cache.destage_parallel: 1000 is outside",
+		path + ":18: cache: is already set in line 14",
 		"--portal: portal \"nonsense\"",
 	} {
 		if !strings.Contains(err.Error(), want) {
