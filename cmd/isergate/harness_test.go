@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -37,7 +38,11 @@ func testMain(m *testing.M) int {
 		return 1
 	}
 	binary = filepath.Join(dir, "isergate")
-	build := exec.Command("go", "build", "-o", binary, ".")
+	args := []string{"build", "-o", binary}
+	if raceEnabled { // the program is what the detector should watch
+		args = append(args, "-race")
+	}
+	build := exec.Command("go", append(args, ".")...)
 	build.Stderr = os.Stderr
 	if err := build.Run(); err != nil {
 		fmt.Fprintln(os.Stderr, "build:", err)
@@ -98,6 +103,8 @@ type gatewayProcess struct {
 	t      *testing.T
 	dir    string // holds data and bucket
 	args   []string
+	env    []string
+	home   string // URL of the bucket
 	cmd    *exec.Cmd
 	log    *os.File
 	exited chan error
@@ -120,16 +127,25 @@ cache:
 // newGateway prepares a gateway on a free port; its bucket lies beside its data.
 func newGateway(t *testing.T, args ...string) *gatewayProcess {
 	t.Helper()
+	return newGatewayOn(t, "", smallCache, args...)
+}
+
+// newGatewayOn is newGateway with a bucket elsewhere and a configuration of its own.
+func newGatewayOn(t *testing.T, home, settings string, args ...string) *gatewayProcess {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "isergate-e2e-") // short: a socket's path is limited
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	file := filepath.Join(dir, "isergate.yaml")
-	if err := os.WriteFile(file, []byte(smallCache), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte(settings), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	g := &gatewayProcess{t: t, dir: dir}
+	if home == "" {
+		home = "file://" + dir + "/bucket"
+	}
+	g := &gatewayProcess{t: t, dir: dir, home: home}
 	g.args = append([]string{"serve", "--config", file, "--data-dir", g.data(), "--bucket", g.bucket(), "--portal", "127.0.0.1:0"}, args...)
 	t.Cleanup(func() {
 		if g.cmd != nil {
@@ -144,7 +160,7 @@ func newGateway(t *testing.T, args ...string) *gatewayProcess {
 }
 
 func (g *gatewayProcess) data() string   { return filepath.Join(g.dir, "data") }
-func (g *gatewayProcess) bucket() string { return "file://" + g.dir + "/bucket" }
+func (g *gatewayProcess) bucket() string { return g.home }
 func (g *gatewayProcess) api() string    { return "unix:" + filepath.Join(g.data(), "api.sock") }
 
 // start runs the gateway and waits until it serves.
@@ -155,6 +171,7 @@ func (g *gatewayProcess) start() *gatewayProcess {
 		g.t.Fatal(err)
 	}
 	g.cmd = exec.Command(binary, g.args...)
+	g.cmd.Env = append(os.Environ(), g.env...)
 	g.cmd.Stdout, g.cmd.Stderr = g.log, g.log
 	if err := g.cmd.Start(); err != nil {
 		g.t.Fatal(err)
@@ -195,7 +212,7 @@ func (g *gatewayProcess) stop() int {
 // try runs a command against the gateway.
 func (g *gatewayProcess) try(args ...string) result {
 	g.t.Helper()
-	return execute(g.t, nil, binary, append(args, "--api", g.api())...)
+	return execute(g.t, g.env, binary, append(args, "--api", g.api())...)
 }
 
 // run is try for a command that has to succeed.
@@ -233,5 +250,17 @@ func (g *gatewayProcess) url(target string, lun int) string {
 
 // imageOptions is the same LUN as QEMU's --image-opts take it.
 func (g *gatewayProcess) imageOptions(target string, lun int, more string) string {
-	return fmt.Sprintf("driver=iscsi,transport=tcp,portal=%s,target=%s,lun=%d%s", g.portal, target, lun, more)
+	options := fmt.Sprintf("driver=iscsi,transport=tcp,portal=%s,target=%s,lun=%d%s", g.portal, target, lun, more)
+	return "driver=raw,file." + strings.ReplaceAll(options, ",", ",file.")
+}
+
+// freeAddress is a port of loopback that was free a moment ago.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
 }

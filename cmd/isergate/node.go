@@ -121,6 +121,9 @@ func printStatus(w io.Writer, s api.Status) {
 	row(w, "Started", when(&s.Started))
 	row(w, "Data directory", s.DataDir)
 	row(w, "Bucket", fmt.Sprintf("%s (%s)", s.Bucket.URL, conditional))
+	if s.Bucket.Error != "" {
+		row(w, "Bucket error", s.Bucket.Error)
+	}
 	row(w, "Portals", list(addresses))
 	access := "by ACL entry"
 	if s.Open {

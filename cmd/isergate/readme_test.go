@@ -1,7 +1,6 @@
 package main
 
 import (
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -36,13 +35,7 @@ func TestReadmeWalkthrough(t *testing.T) {
 	if len(blocks) < 6 || !strings.Contains(blocks[0], "go build") {
 		t.Fatalf("the walk-through has %d blocks and begins with %q", len(blocks), blocks[0])
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	free := l.Addr().String()
-	_ = l.Close()
-	script := strings.ReplaceAll(strings.Join(blocks[1:], "\n"), "127.0.0.1:3260", free)
+	script := strings.ReplaceAll(strings.Join(blocks[1:], "\n"), "127.0.0.1:3260", freeAddress(t))
 
 	dir, err := os.MkdirTemp("", "isergate-readme-")
 	if err != nil {
