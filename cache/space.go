@@ -56,12 +56,19 @@ func (s *space) wantBucketCheckpoint(v *Volume) {
 	}
 }
 
+// growEvery is how often a journal that is smaller than it should be tries to grow.
+const growEvery = time.Minute
+
 func (s *space) run(ctx context.Context) {
 	defer close(s.done)
+	grow := time.NewTicker(growEvery)
+	defer grow.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case <-grow.C:
+			s.e.journal.Grow() // if the device had no room for all segments, it may have now
 		case <-s.kick:
 			if err := s.e.reclaim(ctx); err != nil && ctx.Err() == nil {
 				s.e.log.Error("journal space not reclaimed", "err", err)
