@@ -503,3 +503,36 @@ func TestBrokenInTheMiddle(t *testing.T) {
 		}
 	}
 }
+
+// Unsolicited data that is in the middle of its way when the logical unit asks for it lands in the right place.
+func TestUnsolicitedDataIsCutAnywhere(t *testing.T) {
+	r := newRig(t)
+	c := r.ready("InitialR2T=No", "FirstBurstLength=32768")
+	other := r.dial()
+	other.isid[5] = 8
+	other.login()
+	for i := range 200 {
+		out := pattern(i, 32768)
+		itt := c.command(write16(0, 64), 0, out, 512*(i%3), func(p *pdu.SCSICommand) { p.Final = false })
+		off := 512 * (i % 3)
+		for sn := 0; off < len(out); sn++ {
+			n := min(9000, len(out)-off)
+			d := pdu.DataOut{Final: off+n == len(out), ITT: itt, TTT: pdu.ReservedTag, DataSN: pdu.Serial(sn), Offset: uint32(off)}
+			var h pdu.Header
+			d.Encode(&h)
+			h.SetDataLength(n)
+			b := append(append(h[:], out[off:off+n]...), make([]byte, pdu.Padding(n))...)
+			cut := 1 + (i*331+sn*1777)%(len(b)-1)
+			c.c.Write(b[:cut])
+			other.ping() // gives the target time
+			c.c.Write(b[cut:])
+			off += n
+		}
+		if res := c.finish(itt, out); res.status != scsi.Good {
+			t.Fatalf("%d: status %#x, sense %x", i, res.status, res.sense)
+		}
+		if !bytes.Equal(r.medium.Bytes()[:len(out)], out) {
+			t.Fatalf("%d: the medium differs", i)
+		}
+	}
+}

@@ -139,15 +139,13 @@ func (c *Conn) getUnsolicited(ctx context.Context, tr *transfer, in *cursor, off
 		c.mu.Unlock()
 		return nil
 	}
-	if off > tr.have {
-		// A gap: what lies before it is not asked for, but has to come first.
-		for off > tr.have && tr.err == nil {
-			c.mu.Unlock()
-			if err := c.wait(ctx, tr); err != nil {
-				return err
-			}
-			c.mu.Lock()
+	// What is being read now goes to staged. And if there is a gap, what lies before it is not asked for, but comes first.
+	for (off > tr.have || c.landing == tr) && tr.err == nil {
+		c.mu.Unlock()
+		if err := c.wait(ctx, tr); err != nil {
+			return err
 		}
+		c.mu.Lock()
 	}
 	here := min(end, tr.have)
 	if here > off {
