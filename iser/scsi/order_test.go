@@ -223,48 +223,95 @@ func TestAtomicity(t *testing.T) {
 	}
 }
 
-// A plain write that arrives between compare and write must not slip in: the compare and
-// write either sees it or precedes it.
-func TestCompareAndWriteExcludesWrites(t *testing.T) {
+// A plain write that arrives between the reading and the writing of a compare-and-change
+// command must not slip in: the command either sees it or precedes it.
+func TestPlainWritesWaitForAtomicCommands(t *testing.T) {
+	caw := rw(0x89, 0, 3, 0)
+	caw[13] = 1
+	for _, c := range []struct{ cdb, out []byte }{
+		{caw, append(fill(512, 0), fill(512, 'c')...)},
+		{rw(0x8B, 0, 3, 1), fill(512, 'c')},
+		{rw(0x8E, 0x02, 3, 1), fill(512, 'c')},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			m := scsitest.NewMedium(64, 512)
+			reading, goOn := make(chan struct{}), make(chan struct{})
+			m.Before = func(_ context.Context, op scsitest.Op, _ scsi.Extent) error {
+				if op == scsitest.OpRead {
+					close(reading)
+					<-goOn
+				}
+				return nil
+			}
+			r := newRig(t, m)
+			var mu sync.Mutex
+			var order []string
+			start := func(name string, n scsi.Nexus, cdb, out []byte) {
+				go func() {
+					res, _ := r.exec(n, cdb, out, 0)
+					mu.Lock()
+					defer mu.Unlock()
+					order = append(order, name+" "+ending(res))
+				}()
+			}
+			start("atomic", r.a, c.cdb, c.out)
+			<-reading
+			start("write", r.b, rw(0x2A, 0, 2, 3), fill(3*512, 'w'))
+			start("unmap", r.b, unmapCDB(24), unmapList(unmapRange{3, 1}))
+			start("same", r.b, rw(0x41, 0, 3, 1), fill(512, 's'))
+			start("elsewhere", r.b, rw(0x2A, 0, 5, 1), fill(512, 'x'))
+			synctest.Wait()
+			mu.Lock()
+			if !slices.Equal(order, []string{"elsewhere good"}) {
+				t.Errorf("CDB % x: ended while it was reading: %v", c.cdb, order)
+			}
+			mu.Unlock()
+			close(goOn)
+			synctest.Wait()
+			slices.Sort(order)
+			if !slices.Equal(order, []string{"atomic good", "elsewhere good", "same good", "unmap good", "write good"}) {
+				t.Errorf("CDB % x: %v", c.cdb, order)
+			}
+			if m.Bytes()[3*512] == 'c' {
+				t.Errorf("CDB % x: later changes were lost", c.cdb)
+			}
+		})
+	}
+}
+
+// A command that another nexus aborted ends with TASK ABORTED, even if it was past
+// stopping.
+func TestAbortedThoughDone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := scsitest.NewMedium(64, 512)
-		comparing, goOn := make(chan struct{}), make(chan struct{})
+		flushing, goOn := make(chan struct{}), make(chan struct{})
 		m.Before = func(_ context.Context, op scsitest.Op, _ scsi.Extent) error {
-			if op == scsitest.OpRead {
-				close(comparing)
-				<-goOn
+			if op == scsitest.OpFlush {
+				close(flushing)
+				<-goOn // whatever the context says
 			}
 			return nil
 		}
 		r := newRig(t, m)
-		caw := rw(0x89, 0, 3, 0)
-		caw[13] = 1
-		var order []string
-		var mu sync.Mutex
-		note := func(s string) { mu.Lock(); order = append(order, s); mu.Unlock() }
-		go func() {
-			r.wantOn(r.a, caw, append(fill(512, 0), fill(512, 'c')...), 0, "good")
-			note("compare and write")
-		}()
-		<-comparing
-		go func() {
-			r.wantOn(r.b, rw(0x2A, 0, 2, 3), fill(3*512, 'w'), 0, "good")
-			note("write")
-		}()
-		go func() {
-			r.wantOn(r.b, rw(0x2A, 0, 5, 1), fill(512, 'x'), 0, "good")
-			note("elsewhere")
-		}()
+		cmd := &scsi.Command{CDB: rw(0x35, 0, 0, 0), Data: scsitest.NewData(nil, 0), Abort: func() {}}
+		var res scsi.Result
+		go func() { res = r.u.Execute(context.Background(), r.a, cmd) }()
+		<-flushing
+		cleared := make(chan error, 1)
+		go func() { cleared <- r.u.ClearTaskSet(context.Background(), r.b) }()
 		synctest.Wait()
-		mu.Lock()
-		if !slices.Equal(order, []string{"elsewhere"}) {
-			t.Errorf("ended while comparing: %v", order)
+		select {
+		case <-cleared:
+			t.Error("CLEAR TASK SET is complete while a command runs")
+		default:
 		}
-		mu.Unlock()
 		close(goOn)
+		if err := <-cleared; err != nil {
+			t.Error(err)
+		}
 		synctest.Wait()
-		if got := m.Bytes()[3*512]; got != 'w' {
-			t.Errorf("block 3 holds %q, want the later write", got)
+		if got := ending(res); got != "aborted" {
+			t.Errorf("aborted command: %s", got)
 		}
 	})
 }
