@@ -517,3 +517,54 @@ func TestReplayErrors(t *testing.T) {
 		}
 	}
 }
+
+// An open object that arrived although nobody said so is found by the next try, also if the volume was
+// resized in between.
+func TestOpenArrivedUnseen(t *testing.T) {
+	b, id := newMemBucket(), uuid.New()
+	w := want(1, 1, 0)
+	down := errors.New("down")
+	key := LogKey(id, Position{1, 0})
+	b.hook = func(op, k string) error {
+		if op == "put" {
+			h := Header{Kind: KindOpen, Volume: id, Epoch: 1, Generation: 1, Writer: w.Writer, FirstLSN: 1, Attributes: w.Attributes}
+			body, err := encodeMark(&h)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = b.put(k, body)
+			return objectstore.ErrUnknown
+		}
+		if op == "get" && k == key {
+			return down
+		}
+		return nil
+	}
+	_, _, err := Attach(ctx, b, id, w, Replay{})
+	wantErr(t, err, objectstore.ErrUnknown)
+	b.hook = nil
+	w.Attributes.SizeBytes *= 2
+	a, _ := attach(t, b, id, w, "a")
+	a.puts(1)
+	other := want(1, 1, 1)
+	_, _, err = Attach(ctx, b, id, other, Replay{})
+	wantErr(t, err, ErrEpochTaken)
+}
+
+// A header that is whole and lies under another key is damage.
+func TestMisdirectedHeader(t *testing.T) {
+	b, id := newMemBucket(), uuid.New()
+	a, _ := attach(t, b, id, want(1, 1, 0), "a")
+	a.puts(2)
+	body := b.body(LogKey(id, Position{1, 1}))
+	other := uuid.New()
+	for _, to := range []struct {
+		id uuid.UUID
+		p  Position
+	}{{other, Position{1, 1}}, {id, Position{1, 7}}, {id, Position{2, 1}}} {
+		b.set(LogKey(to.id, to.p), body)
+		if _, err := ReadHeader(ctx, b, to.id, to.p); !errors.Is(err, objectstore.ErrCorrupt) {
+			t.Errorf("%v: %v", to.p, err)
+		}
+	}
+}

@@ -732,3 +732,37 @@ func TestAttachArguments(t *testing.T) {
 		}
 	}
 }
+
+// A write, or another newcomer's fence, that comes just before the fence is read and passed.
+func TestFenceComesSecond(t *testing.T) {
+	for _, first := range []string{"write", "fence"} {
+		b, id := newMemBucket(), uuid.New()
+		a, _ := attach(t, b, id, want(1, 1, 0), "a")
+		a.puts(3)
+		_, four := a.object(4, 4, 4)
+		done := false
+		b.hook = func(op, key string) error {
+			if b.ops["put"] > 20 {
+				return errors.New("goes round in circles")
+			}
+			if op == "put" && key == LogKey(id, Position{1, 4}) && !done {
+				done = true
+				if first == "write" {
+					return errors.Join(b.put(key, four), objectstore.ErrExists)
+				}
+				attach(t, b, id, want(2, 1, 3), "c")
+			}
+			return nil
+		}
+		d, state := attach(t, b, id, want(3, 1, 4), "d")
+		b.hook = nil
+		if state.Fences != 2 {
+			t.Fatalf("%s: %+v", first, state)
+		}
+		wantTags(t, d, map[string]string{"write": "aaaa", "fence": "aaa"}[first])
+		if err := a.Put(ctx, 4, four); (err == nil) != (first == "write") {
+			t.Fatalf("%s: %v", first, err)
+		}
+		wantErr(t, a.put(5, 5, 5), ErrFenced)
+	}
+}
