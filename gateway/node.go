@@ -60,9 +60,11 @@ type Node struct {
 	ctx        context.Context    // of background work
 	cancel     context.CancelFunc // ends it
 
-	admin sync.Mutex // one change by an administrator at a time; guards reserved
-	// reserved are names of volumes that are about to be.
+	admin sync.Mutex // one change by an administrator at a time; guards reserved and deleting
+	// reserved are names of volumes that are about to be; deleting are volumes that somebody is
+	// letting go of.
 	reserved map[string]bool
+	deleting map[uuid.UUID]bool
 
 	mu      sync.RWMutex // guards volumes
 	volumes map[uuid.UUID]*volume
@@ -76,7 +78,7 @@ func Start(ctx context.Context, o Options) (_ *Node, err error) {
 	n := &Node{
 		cfg: o.Config, version: o.Version, log: o.Logger, started: time.Now(), events: newEventLog(),
 		registry: prometheus.NewRegistry(), super: newSupervisor(os.Getenv),
-		reserved: map[string]bool{}, volumes: map[uuid.UUID]*volume{},
+		reserved: map[string]bool{}, deleting: map[uuid.UUID]bool{}, volumes: map[uuid.UUID]*volume{},
 	}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	defer func() {
@@ -171,13 +173,13 @@ func (n *Node) openVolumes(ctx context.Context) error {
 // resumeDeletes goes on with deletions that a stop interrupted.
 func (n *Node) resumeDeletes() {
 	for _, entry := range n.catalog.State().Volumes {
-		v := n.volume(entry.ID)
-		if entry.Deleting == nil || v == nil {
+		if entry.Deleting == nil {
 			continue
 		}
 		n.background.Go(func() {
-			if err := n.finishDelete(n.ctx, v, entry.Deleting.Purge); err != nil && n.ctx.Err() == nil {
-				n.log.Error("deletion of a volume did not finish; the next start tries again", "volume", entry.Name, "err", err)
+			err := n.DeleteVolume(n.ctx, entry.Name, api.DeleteVolume{})
+			if err != nil && n.ctx.Err() == nil {
+				n.log.Error("deletion of a volume did not finish", "volume", entry.Name, "err", err)
 			}
 		})
 	}

@@ -24,6 +24,8 @@ type volume struct {
 	engine    atomic.Pointer[cache.Volume] // nil while the engine does not have it
 	unit      *scsi.LogicalUnit
 	stats     *volumeStats
+	// forgetting is set once the engine was told to drop the volume: what the bucket is to keep is there.
+	forgetting atomic.Bool
 
 	mu      sync.Mutex // guards openErr
 	openErr error      // why engine is nil

@@ -337,57 +337,78 @@ func (n *Node) resize(ctx context.Context, v *volume, engine *cache.Volume, size
 	return nil
 }
 
-// DeleteVolume implements api.Service.
+// DeleteVolume implements api.Service. A deletion that failed half way can be asked for again.
 func (n *Node) DeleteVolume(ctx context.Context, name string, r api.DeleteVolume) error {
-	n.admin.Lock()
-	v, entry, err := n.volumeByName(name)
-	if err == nil {
-		state := n.catalog.State()
-		if at := state.MappedAt(entry.ID); len(at) > 0 {
-			err = conflict("volume %s is mapped: isergate lun unmap %s %d", entry.Name, at[0].Target, at[0].LUN)
-		}
-	}
-	if err == nil {
-		_, err = n.catalog.Update(func(s *catalog.State) error {
-			s.VolumeByID(entry.ID).Deleting = &catalog.Deletion{Purge: r.Purge}
-			return nil
-		})
-	}
-	n.admin.Unlock()
+	v, purge, err := n.beginDelete(name, r.Purge)
 	if err != nil {
 		return err
 	}
-	if err := n.finishDelete(ctx, v, r.Purge); err != nil {
-		// The volume stays as it was.
-		if _, undo := n.catalog.Update(func(s *catalog.State) error {
-			s.VolumeByID(entry.ID).Deleting = nil
-			return nil
-		}); undo != nil {
-			err = errors.Join(err, undo)
-		}
+	defer n.endDelete(v)
+	forgetting, err := n.finishDelete(ctx, v, purge)
+	if err == nil || forgetting {
 		return err
 	}
-	return nil
+	// Nothing was touched: the volume stays as it was.
+	_, undo := n.catalog.Update(func(s *catalog.State) error {
+		s.VolumeByID(v.id).Deleting = nil
+		return nil
+	})
+	return errors.Join(err, undo)
 }
 
-// finishDelete lets go of a volume that is marked for it: destage what the bucket is
-// to keep, forget, and take it off the catalogue.
-func (n *Node) finishDelete(ctx context.Context, v *volume, purge bool) error {
-	if s := v.status(); !purge && s.State != cache.StateFenced {
+// beginDelete marks a volume for deletion, durably, if nothing uses it.
+func (n *Node) beginDelete(name string, purge bool) (*volume, bool, error) {
+	n.admin.Lock()
+	defer n.admin.Unlock()
+	state := n.catalog.State()
+	entry, err := find(&state, name)
+	if err != nil {
+		return nil, false, err
+	}
+	v := n.volume(entry.ID)
+	switch at := state.MappedAt(entry.ID); {
+	case len(at) > 0:
+		return nil, false, conflict("volume %s is mapped: isergate lun unmap %s %d", entry.Name, at[0].Target, at[0].LUN)
+	case v == nil || n.deleting[entry.ID]:
+		return nil, false, conflict("volume %s is being deleted", entry.Name)
+	case entry.Deleting != nil:
+		purge = purge || entry.Deleting.Purge
+	}
+	if _, err := n.catalog.Update(func(s *catalog.State) error {
+		s.VolumeByID(entry.ID).Deleting = &catalog.Deletion{Purge: purge}
+		return nil
+	}); err != nil {
+		return nil, false, err
+	}
+	n.deleting[entry.ID] = true
+	return v, purge, nil
+}
+
+func (n *Node) endDelete(v *volume) {
+	n.admin.Lock()
+	defer n.admin.Unlock()
+	delete(n.deleting, v.id)
+}
+
+// finishDelete lets go of a volume that is marked for it: destage what the bucket is to keep, forget, and
+// take it off the catalogue. forgetting tells that there is no way back.
+func (n *Node) finishDelete(ctx context.Context, v *volume, purge bool) (forgetting bool, err error) {
+	if s := v.status(); !purge && s.State != cache.StateFenced && !v.forgetting.Load() {
 		engine, err := v.served()
 		if err == nil {
 			err = engine.Wait(ctx, cache.Object)
 		}
 		if err != nil {
-			return api.Errorf(api.CodeUnavailable, "volume %s was not deleted, because %s are not in its bucket: %w: try again when the bucket answers, or delete it with --purge", v.name, units.Size(s.DirtyBytes).Human(), err)
+			return false, api.Errorf(api.CodeUnavailable, "volume %s was not deleted, because %s are not in its bucket: %w: try again when the bucket answers, or delete it with --purge", v.name, units.Size(s.DirtyBytes).Human(), err)
 		}
 	}
 	bucket, err := n.bucketOf(ctx, v)
-	if err == nil || !purge {
-		err = n.engine.Forget(ctx, v.id, bucket, purge)
+	if err != nil && purge {
+		return false, api.Errorf(api.CodeUnavailable, "volume %s was not deleted, because its bucket cannot be used: %w", v.name, err)
 	}
-	if err != nil {
-		return fmt.Errorf("volume %s was not deleted: %w", v.name, err)
+	v.forgetting.Store(true)
+	if err := n.engine.Forget(ctx, v.id, bucket, purge); err != nil {
+		return true, fmt.Errorf("volume %s is not deleted yet: %w: delete it again", v.name, err)
 	}
 	v.engine.Store(nil)
 	n.remove(v)
@@ -395,7 +416,7 @@ func (n *Node) finishDelete(ctx context.Context, v *volume, purge bool) error {
 		s.Volumes = slices.DeleteFunc(s.Volumes, func(e catalog.Volume) bool { return e.ID == v.id })
 		return nil
 	}); err != nil {
-		return err
+		return true, err
 	}
 	n.stats.forget(v.name)
 	kept := "its bucket keeps it"
@@ -403,7 +424,7 @@ func (n *Node) finishDelete(ctx context.Context, v *volume, purge bool) error {
 		kept = "its objects are deleted from the bucket"
 	}
 	n.event("info", "volume_deleted", v.id, fmt.Sprintf("volume %s was deleted, %s", v.name, kept))
-	return nil
+	return true, nil
 }
 
 // bucketOf returns the bucket that is a volume's home.

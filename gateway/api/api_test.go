@@ -146,6 +146,40 @@ func TestClientMeetsServer(t *testing.T) {
 	}
 }
 
+// A call may take longer than any deadline of the connection, and ends when its caller goes.
+func TestLongCall(t *testing.T) {
+	began, ended := make(chan struct{}), make(chan error, 1)
+	c := serveUnix(t, Handler(Options{Service: &waiter{began: began, ended: ended}, Logger: quiet}))
+	ctx, cancel := context.WithCancel(t.Context())
+	result := make(chan error, 1)
+	go func() { result <- c.Drain(ctx) }()
+	<-began
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("the call went on: %v", err)
+	}
+	if err := <-result; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if server := NewHTTPServer(nil, quiet); server.ReadTimeout != 0 || server.WriteTimeout != 0 || server.ReadHeaderTimeout == 0 {
+		t.Error("a deadline of the connection would end a long call, or a slow header none")
+	}
+}
+
+// waiter is a Service whose Drain waits for the end of its caller.
+type waiter struct {
+	recorder
+	began chan struct{}
+	ended chan error
+}
+
+func (w *waiter) Drain(ctx context.Context) error {
+	close(w.began)
+	<-ctx.Done()
+	w.ended <- ctx.Err()
+	return ctx.Err()
+}
+
 func TestErrorsKeepTheirCode(t *testing.T) {
 	r := &recorder{}
 	c := serveUnix(t, Handler(Options{Service: r, Logger: quiet}))

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
@@ -14,8 +15,11 @@ import (
 	"time"
 )
 
-// maxBody bounds a request, in bytes.
-const maxBody = 64 << 10
+// maxBody bounds a request, in bytes, and bodyTimeout the time in which it has to arrive.
+const (
+	maxBody     = 64 << 10
+	bodyTimeout = 30 * time.Second
+)
 
 // Options of a Handler.
 type Options struct {
@@ -97,8 +101,10 @@ type server struct {
 }
 
 func (s *server) serve(w http.ResponseWriter, r *http.Request, f func(r *http.Request) (any, error)) {
-	r.Body = http.MaxBytesReader(w, r.Body, maxBody)
-	result, err := f(r)
+	result, err := any(nil), s.receive(w, r)
+	if err == nil {
+		result, err = f(r)
+	}
 	if err != nil {
 		s.fail(w, r, err)
 		return
@@ -107,6 +113,26 @@ func (s *server) serve(w http.ResponseWriter, r *http.Request, f func(r *http.Re
 		s.log.Info("admin request", "method", r.Method, "path", r.URL.Path)
 	}
 	write(w, http.StatusOK, result)
+}
+
+// receive reads the body, within a time that does not bound the call itself: a deadline
+// that stays on the connection would end a long wait.
+func (s *server) receive(w http.ResponseWriter, r *http.Request) error {
+	control := http.NewResponseController(w)
+	timed := control.SetReadDeadline(time.Now().Add(bodyTimeout)) == nil // a recorder of a test has none
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if timed && err == nil {
+		err = control.SetReadDeadline(time.Time{})
+	}
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	var tooLarge *http.MaxBytesError
+	switch {
+	case errors.As(err, &tooLarge):
+		return Errorf(CodeInvalid, "the request is larger than %d bytes", maxBody)
+	case err != nil:
+		return Errorf(CodeInvalid, "the request did not arrive: %w", err)
+	}
+	return nil
 }
 
 func (s *server) fail(w http.ResponseWriter, r *http.Request, err error) {
@@ -150,10 +176,6 @@ func decode(r *http.Request, into any) error {
 			err = errors.New("text after the document")
 		}
 	}
-	var tooLarge *http.MaxBytesError
-	if errors.As(err, &tooLarge) {
-		return Errorf(CodeInvalid, "the request is larger than %d bytes", maxBody)
-	}
 	if err != nil {
 		return Errorf(CodeInvalid, "the request is not what this call takes: %w", err)
 	}
@@ -180,7 +202,6 @@ func NewHTTPServer(h http.Handler, log *slog.Logger) *http.Server {
 	return &http.Server{
 		Handler:           h,
 		ReadHeaderTimeout: 10 * time.Second,
-		ReadTimeout:       time.Minute,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    16 << 10,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),

@@ -60,11 +60,11 @@ func Decode(text []byte) (State, error) {
 	corrupt := func(format string, args ...any) (State, error) {
 		return State{}, fmt.Errorf("%w: %s", ErrCorrupt, fmt.Sprintf(format, args...))
 	}
-	head, body, ok := bytes.Cut(text[:min(len(text), maxHeader)], []byte("\n"))
+	head, _, ok := bytes.Cut(text[:min(len(text), maxHeader)], []byte("\n"))
 	if !ok {
 		return corrupt("no header line")
 	}
-	body = text[len(head)+1:]
+	body := text[len(head)+1:]
 	fields := strings.Split(string(head), " ")
 	if fields[0] != magic || len(fields) < 2 {
 		return corrupt("not a catalogue")
