@@ -104,10 +104,6 @@ func checkPage(rec []byte, id PageID) (lsn uint64, err error) {
 	return le.Uint64(rec[32:]), nil
 }
 
-// RecordLSN verifies the checksum of an encoded page and returns its LSN without
-// decoding the entries.
-func RecordLSN(rec []byte, id PageID) (uint64, error) { return checkPage(rec, id) }
-
 // Decode replaces the page by the record rec, which must be that of id. On an error,
 // ErrCorrupt or ErrVersion, the page is empty. rec is not kept.
 func (p *Page) Decode(rec []byte, id PageID) error {

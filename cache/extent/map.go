@@ -184,10 +184,7 @@ func (m *Map) settle(page, lsn uint64) {
 	}
 	base := page << PageShift
 	m.coarse.RemoveUpTo(base, PageSectors, c.LSN)
-	p := m.addPage(page)
-	en := c.Part(base, PageSectors)
-	p.lsn = max(p.lsn, en.LSN)
-	p.overlay(p.entryOf(&en), &m.arena, func(*entry) bool { return true })
+	m.addPage(page).fill(c.Part(base, PageSectors), &m.arena)
 }
 
 // Lookup appends to out what is mapped of the n sectors from start on, clipped and

@@ -76,11 +76,10 @@ func (p *Page) Clear() { p.lsn, p.entries = 0, p.entries[:0] }
 // higher LSN, that stays; an equal or lower one is replaced.
 func (p *Page) Insert(e Extent) { p.insert(&e, e.LSN, nil) }
 
-// Fill maps the sectors of e that the page does not map.
-func (p *Page) Fill(e Extent) {
-	en := p.entryOf(&e)
+// fill maps the sectors of e that the page does not map.
+func (p *Page) fill(e Extent, a *arena) {
 	p.lsn = max(p.lsn, e.LSN)
-	p.overlay(en, nil, func(*entry) bool { return true })
+	p.overlay(p.entryOf(&e), a, func(*entry) bool { return true })
 }
 
 func (p *Page) entryOf(e *Extent) entry {

@@ -35,7 +35,7 @@ func TestPageModel(t *testing.T) {
 			case Same: // fill gaps only: lower than all
 				q.Start += base
 				before := slices.Clone(n.at)
-				p.Fill(q)
+				p.fill(q, nil)
 				n.insert(q)
 				for s, x := range before {
 					if x != 0 {

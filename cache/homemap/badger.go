@@ -206,7 +206,41 @@ func openDB(dir string, o BadgerOptions) (db *badger.DB, err error) {
 	case system(err):
 		return nil, fmt.Errorf("homemap: open %s: %w", dir, err)
 	}
+	// Badger hides the cause of its errors: find out whether the system is at fault.
+	if cause := probe(dir); cause != nil {
+		return nil, fmt.Errorf("homemap: open %s: %w (%w)", dir, err, cause)
+	}
 	return nil, fmt.Errorf("%w: open %s: %w", ErrDamaged, dir, err)
+}
+
+// probe does what opening a store needs and returns an error of the system that says
+// nothing about the files' content.
+func probe(dir string) error {
+	f, err := os.CreateTemp(dir, "probe")
+	if err == nil {
+		_, err = f.Write(make([]byte, 4096))
+		if err == nil {
+			err = f.Sync()
+		}
+		f.Close()
+		os.Remove(f.Name())
+	}
+	if err != nil {
+		return err
+	}
+	list, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range list {
+		f, err := os.OpenFile(filepath.Join(dir, e.Name()), os.O_RDWR, 0)
+		if err == nil {
+			f.Close()
+		} else if system(err) {
+			return err
+		}
+	}
+	return nil
 }
 
 func (s *Badger) checkSpace() error {

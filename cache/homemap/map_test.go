@@ -18,7 +18,7 @@ import (
 
 var (
 	seedFlag   = flag.Uint64("seed", 0, "seed of the randomized tests; 0: a new one")
-	roundsFlag = flag.Int("rounds", 4, "rounds of the model test")
+	roundsFlag = flag.Int("rounds", 2, "rounds of the model test")
 	damageFlag = flag.Int("damage", 3, "kinds of damage per file of the store")
 )
 
@@ -203,7 +203,7 @@ func modelRun(t *testing.T, seed uint64) {
 	var crashed []*Mem
 	faults := 0
 	s.Fault = func(op string, applied bool) error {
-		if len(crashed) < 5 && r.IntN(8) == 0 {
+		if len(crashed) < 4 && r.IntN(8) == 0 {
 			crashed = append(crashed, s.CrashClone())
 		}
 		if !applied && r.IntN(10) == 0 {
