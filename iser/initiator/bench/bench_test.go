@@ -11,7 +11,9 @@ import (
 	"time"
 
 	"github.com/isergate/isergate/iser/initiator"
+	"github.com/isergate/isergate/iser/initiator/internal/target"
 	"github.com/isergate/isergate/iser/initiator/internal/tgtd"
+	"github.com/isergate/isergate/iser/iscsi"
 )
 
 func TestHistogramQuantiles(t *testing.T) {
@@ -161,6 +163,22 @@ func TestTgtd(t *testing.T) {
 	for _, o := range []Options{
 		{Pattern: RandWrite, Count: 3000}, {Pattern: RandRead, Count: 3000}, {Pattern: Write, BlockSize: 256 << 10, Count: 200, Depth: 4},
 		{Pattern: Read, BlockSize: 256 << 10, Count: 200, Depth: 4}, {Pattern: RandRW, Count: 1000, Sessions: 2, FlushEvery: 100},
+	} {
+		o.Open = open
+		res, err := Run(context.Background(), o)
+		if err != nil || res.Errors > 0 || res.Operations != o.Count {
+			t.Fatalf("%+v, %v", res, err)
+		}
+		t.Log(res)
+	}
+}
+
+func TestOwnTarget(t *testing.T) {
+	srv := target.Start(t, iscsi.Options{}, nil, 64<<20/4096, 4096)
+	open := OpenLUN(initiator.Options{Portal: srv.Portal, InitiatorName: "iqn.2026-01.com.example:bench", TargetName: target.Name}, target.LUN)
+	for _, o := range []Options{
+		{Pattern: RandWrite, Count: 3000}, {Pattern: RandRead, Count: 3000}, {Pattern: Write, BlockSize: 256 << 10, Count: 200, Depth: 4},
+		{Pattern: Read, BlockSize: 256 << 10, Count: 200, Depth: 4}, {Pattern: RandRW, Count: 1000, Sessions: 2, FlushEvery: 100, FUA: true},
 	} {
 		o.Open = open
 		res, err := Run(context.Background(), o)

@@ -10,7 +10,9 @@ import (
 	"time"
 
 	"github.com/isergate/isergate/iser/initiator"
+	"github.com/isergate/isergate/iser/initiator/internal/target"
 	"github.com/isergate/isergate/iser/initiator/internal/tgtd"
+	"github.com/isergate/isergate/iser/iscsi"
 )
 
 // A real target is killed in the middle of writes, again and again. A process crash loses
@@ -180,6 +182,91 @@ func TestRunOptions(t *testing.T) {
 	for _, o := range []Options{{}, {History: h, ReadShare: 1001}, {History: h, ReadShare: -1}, {History: h, Sessions: 3, Workers: 2}, {History: h, MaxBlocks: 5000}} {
 		if _, err := Run(context.Background(), nil, o); err == nil {
 			t.Errorf("%+v was accepted", o)
+		}
+	}
+}
+
+// Sessions to our own target are cut in the middle of writes, while the target lives on: it may still carry out what it had. All that
+// was acknowledged must be there, through new sessions.
+func TestOwnTargetCut(t *testing.T) {
+	const first, blocks, logical = 64, 1024, 4096
+	srv := target.Start(t, iscsi.Options{}, nil, first+blocks, logical)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	rng, seed := seeded(t)
+	var mu sync.Mutex
+	var sessions []*initiator.Session
+	open := func(ctx context.Context) (Unit, uint32, func(), error) {
+		s, err := initiator.Dial(ctx, initiator.Options{Portal: srv.Portal, InitiatorName: "iqn.2026-01.com.example:oracle", TargetName: target.Name})
+		if err != nil {
+			return nil, 0, nil, err
+		}
+		l, err := s.OpenLUN(ctx, target.LUN)
+		if err != nil {
+			s.Close()
+			return nil, 0, nil, err
+		}
+		mu.Lock()
+		sessions = append(sessions, s)
+		mu.Unlock()
+		return l, l.BlockSize, func() { s.Close() }, nil
+	}
+	h, err := NewHistory(testVolume, seed, blocks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Initialize(ctx, open, h, first); err != nil {
+		t.Fatal(err)
+	}
+	for round := range 4 {
+		acks := 200 + rng.Uint64N(300)
+		_, before := h.Counts()
+		var once sync.Once
+		res, err := Run(ctx, open, Options{
+			History: h, First: first, Workers: 24, Sessions: 3, MaxBlocks: 64, Seed: rng.Uint64(),
+			ZeroShare: 40, UnmapShare: 40, SameShare: 40, FlushShare: 20, ReadShare: 100, FUAShare: 50,
+			OnAck: func(n uint64) {
+				if n-before >= acks {
+					once.Do(func() {
+						mu.Lock()
+						defer mu.Unlock()
+						for _, s := range sessions {
+							s.Kill()
+						}
+						sessions = nil
+					})
+				}
+			},
+		})
+		t.Logf("round %d: %+v, %v", round, res, err)
+		if !errors.Is(err, initiator.ErrConnection) && !errors.Is(err, initiator.ErrClosed) {
+			t.Fatalf("the run ended with %v", err)
+		}
+		// A target has no open task of a session that is gone, once it says so.
+		for len(srv.Target.Sessions()) > 0 {
+			select {
+			case <-time.After(time.Millisecond):
+			case <-ctx.Done():
+				t.Fatal("the target keeps the sessions")
+			}
+		}
+		if err := h.Crash(); err != nil {
+			t.Fatal(err)
+		}
+		u, size, closeUnit, err := open(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rep, err := h.Verify(ctx, UnitReader(u, first, size), KeepAcked)
+		closeUnit()
+		if err == nil {
+			err = rep.Err()
+		}
+		if err == nil {
+			err = h.Rebase(rep)
+		}
+		if err != nil {
+			t.Fatal(err)
 		}
 	}
 }
