@@ -19,6 +19,16 @@ type memBucket struct {
 	objs map[string][]byte
 	hook func(op, key string) error
 	ops  map[string]int
+
+	total, failAt int // requests so far; the number of the one that fails
+	failWith      error
+}
+
+// failNth fails the nth request from now on.
+func (b *memBucket) failNth(n int, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.total, b.failAt, b.failWith = 0, n, err
 }
 
 func newMemBucket() *memBucket {
@@ -28,8 +38,15 @@ func newMemBucket() *memBucket {
 func (b *memBucket) before(op, key string) error {
 	b.mu.Lock()
 	b.ops[op]++
-	hook := b.hook
+	b.total++
+	hook, err := b.hook, b.failWith
+	if b.total != b.failAt {
+		err = nil
+	}
 	b.mu.Unlock()
+	if err != nil {
+		return err
+	}
 	if hook != nil {
 		return hook(op, key)
 	}

@@ -169,26 +169,22 @@ func TestAttachInterruptedAnywhere(t *testing.T) {
 			a.checkpoint()
 			a.puts(2)
 			w := want(3, 1, 5)
-			count := 0
 			down := errors.New("down")
-			fired := false
-			b.hook = func(op, key string) error {
-				if count++; count != n {
-					return nil
-				}
-				fired = true
-				return down
-			}
 			var bucket objectstore.Bucket = b
+			var last *lateErrors
 			if late {
-				bucket = &lateErrors{b, n, 0, down}
-				b.hook = nil
+				last = &lateErrors{b, n, 0, down}
+				bucket = last
+			} else {
+				b.failNth(n, down)
 			}
 			img := newImage(t, b, id)
 			_, _, err := Attach(ctx, bucket, id, w, img.replay())
+			fired := b.total >= n
 			if late {
-				fired = bucket.(*lateErrors).puts >= n
+				fired = last.puts >= n
 			}
+			b.failNth(0, nil)
 			if !fired {
 				if err != nil || n < 3 {
 					t.Fatalf("%d requests: %v", n, err)
@@ -238,21 +234,16 @@ func TestRestoreInterruptedAnywhere(t *testing.T) {
 		a.checkpoint()
 		a.puts(2)
 		down := errors.New("down")
-		count := 0
-		b.hook = func(op, key string) error {
-			if count++; count == n {
-				return down
-			}
-			return nil
-		}
+		b.failNth(n, down)
 		_, _, err := Restore(ctx, b, id, NewIdentity(uuid.New()), Replay{})
-		if count < n {
+		fired := b.total >= n
+		b.failNth(0, nil)
+		if !fired {
 			if err != nil || n < 5 {
 				t.Fatalf("%d requests: %v", n, err)
 			}
 			return
 		}
-		b.hook = nil
 		d, state := restore(t, b, id, "d")
 		if state.LSN != 5 || state.Generation < 2 {
 			t.Fatalf("%+v", state)

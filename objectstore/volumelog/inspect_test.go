@@ -155,15 +155,9 @@ func TestVerifyFindsDamage(t *testing.T) {
 	}
 	down := errors.New("down")
 	for n := 1; ; n++ {
-		count := 0
-		b.hook = func(op, key string) error {
-			if count++; count == n {
-				return down
-			}
-			return nil
-		}
+		b.failNth(n, down)
 		_, err := List(ctx, b, true)
-		if count < n {
+		if b.total < n {
 			if err != nil {
 				t.Fatal(err)
 			}
