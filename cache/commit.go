@@ -57,6 +57,7 @@ func (e *Engine) Synced(batch []*journal.Entry) {
 			// One advance per run of a volume's records: waiters are few, but the lock is not free.
 			if !sameVolume(batch, i+1, v) {
 				v.local.advance(LSN(en.Record.LSN), now)
+				v.contractReached()
 			}
 		}
 		if !o.early {

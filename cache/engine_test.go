@@ -275,6 +275,7 @@ func TestOnUnmet(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
+				defer closeEngine(t, e)
 				cfg := w.config("a", 1)
 				cfg.Bucket, cfg.Policy = bucket, Policy{Ack: Object, Flush: Object, OnUnmet: rule}
 				v := create(t, e, cfg)
@@ -320,7 +321,6 @@ func TestOnUnmet(t *testing.T) {
 				if o := v.Status().Watermarks; o.Object.LSN < o.Acked.LSN {
 					t.Fatalf("acknowledged beyond `object`: %+v", o)
 				}
-				closeEngine(t, e)
 			})
 		})
 	}
@@ -337,6 +337,7 @@ func TestDirtyBudget(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		defer closeEngine(t, e)
 		cfg, other := w.config("a", 1), w.config("b", 2)
 		cfg.Bucket, cfg.Policy.OnUnmet = bucket, Error
 		v, u := create(t, e, cfg), create(t, e, other)
@@ -362,8 +363,8 @@ func TestDirtyBudget(t *testing.T) {
 			t.Fatalf("larger than the budget: %v", err)
 		}
 		bucket.Down(nil)
+		time.Sleep(time.Minute) // fake: destage tries again
 		put(t, v, 0, 4096, 9)
-		closeEngine(t, e)
 	})
 }
 
@@ -652,4 +653,52 @@ func TestOptionsFaults(t *testing.T) {
 	if err := c.Validate(); err == nil || strings.Count(err.Error(), "\n") < 4 {
 		t.Fatalf("want all faults of a configuration at once: %v", err)
 	}
+}
+
+// A device that stalls holds what was handed to it, ends new writes with BUSY, and when it
+// answers again nothing that was answered BUSY has taken effect.
+func TestJournalStalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		e := w.open(t)
+		defer closeEngine(t, e)
+		v := create(t, e, w.config("a", 1))
+		put(t, v, 0, 4096, 1)
+		stalled := make(chan struct{})
+		w.fault = func(op string) error {
+			if op == "syncdata" {
+				<-stalled
+			}
+			return nil
+		}
+		held := make(chan error, 1)
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() { held <- tryPut(ctx, v, 4096, 4096, 2, false) }()
+		time.Sleep(time.Minute)
+		cancel() // an abort does not answer for the device
+		synctest.Wait()
+		select {
+		case err := <-held:
+			t.Fatalf("answered while its outcome is open: %v", err)
+		default:
+		}
+		if err := tryPut(t.Context(), v, 8192, 4096, 3, false); !errors.Is(err, ErrBusy) {
+			t.Fatalf("a new write: %v", err)
+		}
+		wantBytes(t, v, 0, 4096, 1)
+		if s := v.Status(); s.ContractMet {
+			t.Fatal("the contract is not met while the journal stalls")
+		}
+		close(stalled)
+		if err := <-held; err != nil {
+			t.Fatal(err)
+		}
+		put(t, v, 12288, 4096, 4)
+		wantBytes(t, v, 4096, 4096, 2)
+		wantBytes(t, v, 8192, 4096, 0)
+		synctest.Wait()
+		if s := v.Status(); !s.ContractMet {
+			t.Fatalf("afterwards: %+v", s)
+		}
+	})
 }

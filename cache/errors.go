@@ -5,8 +5,8 @@ import "errors"
 // Sentinel errors of volumes. Test with errors.Is.
 var (
 	// ErrBusy: back-pressure or an unreached level lasted longer than one command may
-	// wait, under on-unmet=block. The command may be tried again; if it was a write that had been
-	// handed over whole, it may still take effect.
+	// wait, under on-unmet=block. The command may be tried again; a write may have taken effect, at
+	// a weaker level.
 	ErrBusy = errors.New("cache: busy")
 	// ErrBudget: the dirty budget is used up, under on-unmet=error. Reads and
 	// overwriting go on once destage has made room.

@@ -62,6 +62,10 @@ func (v *Volume) reserve(ctx context.Context, payload int64) (*op, error) {
 	if err := v.serving(); err != nil {
 		return nil, err
 	}
+	if stalled := v.e.journal.Stalled(); stalled > v.e.opt.UnmetAfter {
+		v.contractUnmet(Local, v.local.get().LSN, false)
+		return nil, fmt.Errorf("the journal's device has not answered for %s: %w", stalled.Round(time.Second), ErrBusy)
+	}
 	o := &op{v: v, charge: chargeOf(payload), space: payload, done: make(chan error, 1)}
 	wait := v.e.opt.CommandWait
 	if v.policy.Load().OnUnmet == Error {
@@ -129,29 +133,13 @@ func (o *op) submit(rec journal.Record) error {
 	return nil
 }
 
-// finish waits until the op is answered and at the level due.
+// finish waits until the op is answered and at the level due. The journal's answer is waited
+// for whatever happens to ctx: when finish returns, the write is visible or never will be, and a
+// device that stalls holds the command.
 func (o *op) finish(ctx context.Context, due Level) error {
 	v := o.v
-	select {
-	case err := <-o.done:
-		if err != nil {
-			return err
-		}
-	default:
-		err := waitFor(ctx, v.e.opt.CommandWait, func(ctx context.Context) error {
-			select {
-			case err := <-o.done:
-				return err
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-		})
-		if err != nil {
-			if err == context.DeadlineExceeded && ctx.Err() == nil {
-				return fmt.Errorf("the journal device stalls: %w", ErrBusy)
-			}
-			return err
-		}
+	if err := <-o.done; err != nil {
+		return err
 	}
 	lsn := LSN(o.entry.Record.LSN)
 	if err := v.reach(ctx, due, lsn); err != nil {
@@ -204,7 +192,8 @@ func (l *Landing) Buffers() [][]byte { return l.o.bufs }
 func (l *Landing) Abort() { l.o.abandon() }
 
 // Commit writes the buffers and returns when the ack level, or the flush level if
-// fua, is reached. A cancelled ctx ends the waiting only: the write may still take effect.
+// fua, is reached. A cancelled ctx ends the waiting for a level beyond the journal; the write
+// is visible then, or never will be.
 func (l *Landing) Commit(ctx context.Context, fua bool) error {
 	due := l.o.v.due(fua)
 	if err := l.o.submit(journal.Record{Kind: journal.KindData, Offset: uint64(l.off), Length: uint64(l.n), PayloadBytes: uint32(l.n)}); err != nil {
