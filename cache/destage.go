@@ -234,8 +234,9 @@ func (v *Volume) retry(ctx context.Context, f func(context.Context) error) error
 			err = fmt.Errorf("%w: %w: nothing more is acknowledged here; restore the volume to take it back", ErrFenced, err)
 			v.stop(StateFenced, err)
 			return err
-		case errors.Is(err, journal.ErrCorrupt), errors.Is(err, ErrDamaged), errors.Is(err, volumelog.ErrInvalid), errors.Is(err, volumelog.ErrConflict):
-			err = fmt.Errorf("%w: %w: nothing more is destaged; restore the volume from its bucket", ErrDamaged, err)
+		case errors.Is(err, journal.ErrCorrupt), errors.Is(err, ErrDamaged), errors.Is(err, volumelog.ErrInvalid), errors.Is(err, volumelog.ErrConflict),
+			errors.Is(err, volumelog.ErrVersion), errors.Is(err, volumelog.ErrUnsupported):
+			err = fmt.Errorf("%w: %w: nothing more is destaged", ErrDamaged, err)
 			v.stop(StateFailed, err)
 			return err
 		}

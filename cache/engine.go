@@ -89,6 +89,9 @@ func Open(ctx context.Context, opt Options) (*Engine, error) {
 	e.reads, err = readcache.Open(readcache.Options{
 		FS: opt.FS, Path: filepath.Join(opt.Dir, "readcache"), Bytes: max(opt.ReadCacheBytes, 0), MemoryBytes: opt.ReadCacheMemoryBytes,
 		Registerer: opt.Registerer, Logger: opt.Logger,
+		OnMediaFailure: func(err error) {
+			opt.Events(Event{Time: time.Now(), Severity: "warning", Type: "read_cache_media_failed", Text: "the read cache goes on in memory alone: " + err.Error()})
+		},
 	})
 	if err != nil {
 		return nil, err

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/isergate/isergate/cache/extent"
+	"github.com/isergate/isergate/cache/homemap"
 	"github.com/isergate/isergate/cache/journal"
 	"github.com/isergate/isergate/cache/readcache"
 	"github.com/isergate/isergate/objectstore"
@@ -168,10 +169,22 @@ func (v *Volume) plan(start, sectors uint64, out []extent.Extent) (plan []extent
 	if end := start + sectors; err == nil && pos < end {
 		plan, err = v.home.Lookup(pos, end-pos, plan)
 	}
-	if err != nil {
-		err = fmt.Errorf("where the data is: %w", err)
+	if errors.Is(err, homemap.ErrDamaged) {
+		err = v.homeDamaged(err)
 	}
 	return plan, pinned, err
+}
+
+// homeDamaged takes the volume out of service, and sees to it that the next start makes the
+// home map anew from the bucket.
+func (v *Volume) homeDamaged(cause error) error {
+	err := fmt.Errorf("%w: %w: restart the gateway, the home map is then rebuilt from the bucket", ErrDamaged, cause)
+	if v.stop(StateFailed, err) {
+		if err := v.e.store.Drop(v.id); err != nil {
+			v.log.Error("damaged home map not dropped", "err", err)
+		}
+	}
+	return err
 }
 
 // provide gets the memory that the plan needs: first of the arena, then of the read cache, each all at
@@ -426,8 +439,11 @@ func (v *Volume) mappedIn(start, sectors uint64, note func(bool, uint64) bool) (
 			return true, nil
 		}
 		xs, err := v.home.Lookup(from, to-from, nil)
+		if errors.Is(err, homemap.ErrDamaged) {
+			err = v.homeDamaged(err)
+		}
 		if err != nil {
-			return false, fmt.Errorf("home map: %w", err)
+			return false, err
 		}
 		for _, x := range xs {
 			if x.Start > from && !note(false, x.Start-from) {

@@ -85,14 +85,14 @@ func (v *Volume) serving() error {
 }
 
 // stop takes the volume out of service for good and ends all waiting with err. The
-// first reason stands.
-func (v *Volume) stop(state State, err error) {
+// first reason stands; stop reports whether it was this one.
+func (v *Volume) stop(state State, err error) bool {
 	prev := v.down.Load()
 	if prev != nil && prev.state != StateOpening {
-		return
+		return false
 	}
 	if !v.down.CompareAndSwap(prev, &outage{state, err}) {
-		return
+		return false
 	}
 	v.acked.fail(err)
 	v.local.fail(err)
@@ -101,6 +101,7 @@ func (v *Volume) stop(state State, err error) {
 	if state != StateClosed {
 		v.event("error", "volume_"+string(state), err.Error())
 	}
+	return true
 }
 
 func (v *Volume) event(severity, kind, text string) {

@@ -130,7 +130,6 @@ type client struct {
 	dd    bool
 	max   pdu.Serial
 	keys  pdu.Pairs // the answers of the login
-	buf   bytes.Buffer
 }
 
 func (r *rig) dial() *client {
@@ -327,17 +326,16 @@ func (c *client) command(cdb []byte, read int, out []byte, immediate int, change
 
 // result is how a command ended.
 type result struct {
-	status     scsi.Status
-	sense      []byte
-	data       []byte
-	over       bool
-	under      bool
-	residual   uint32
-	dataIn     int // Data-In PDUs
-	collapsed  bool
-	r2ts       int
-	expDataSN  uint32
-	afterTotal int
+	status    scsi.Status
+	sense     []byte
+	data      []byte
+	over      bool
+	under     bool
+	residual  uint32
+	dataIn    int // Data-In PDUs
+	collapsed bool
+	r2ts      int
+	expDataSN uint32
 }
 
 func (r *result) key() [3]byte {

@@ -96,7 +96,6 @@ type simOwner struct {
 	from    *simOwner // whose place in the log it continues from
 	holds   []int     // records it may destage; shared history of its lineage
 	dead    bool
-	stopped bool
 	ended   bool
 
 	// what it knows of the bucket
