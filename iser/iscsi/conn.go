@@ -25,7 +25,7 @@ type conn struct {
 	portal *Portal
 	log    *slog.Logger
 
-	// s, cid and params are set at the end of login, before the first request.
+	// s, cid and params are set at the end of login, before the session knows the connection.
 	s      *session
 	cid    uint16
 	params Parameters
@@ -161,7 +161,7 @@ func (c *conn) login() bool {
 			overdue() // attach keeps to ctx, and its failure is answered
 			var status pdu.LoginStatus
 			var why string
-			if c.s, status, why = c.srv.attach(ctx, c, m); status != pdu.LoginSuccess {
+			if status, why = c.srv.attach(ctx, c, m); status != pdu.LoginSuccess {
 				resp, text = m.fail(status, why)
 			}
 		}
@@ -393,8 +393,11 @@ func (c *conn) windowUpdate() {
 	c.dm.SendControl(out)
 }
 
-// async sends an Asynchronous Message.
+// async sends an Asynchronous Message. Discovery sessions get none (ISCSI-74).
 func (c *conn) async(a pdu.Async) {
+	if c.s.key.discovery {
+		return
+	}
 	out := new(PDU)
 	a.Encode(&out.Header)
 	c.dm.SendControl(out)
@@ -411,7 +414,7 @@ type pinger struct {
 }
 
 func (g *pinger) start(c *conn) {
-	if c.srv.opt.PingInterval < 0 || c.s.key.discovery {
+	if c.srv.opt.PingInterval < 0 {
 		return
 	}
 	g.mu.Lock()
@@ -437,6 +440,9 @@ func (g *pinger) tick(c *conn) {
 		c.srv.metrics.deadPeers.Inc()
 		go c.close(false)
 		g.timer = nil
+	case c.s.key.discovery:
+		g.waiting = true // it is not pinged, and closed when it stays silent
+		g.timer.Reset(c.srv.opt.PingTimeout)
 	default:
 		g.waiting = true
 		if g.tag++; pdu.TaskTag(g.tag) == pdu.ReservedTag {

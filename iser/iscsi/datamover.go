@@ -100,7 +100,7 @@ type Datamover interface {
 
 	// Finish waits until the initiator owes no data of the task that it announced or was asked for,
 	// and returns what went wrong with the data: ErrDataDigest, ErrUnexpectedData, ErrDataAmount, or nil. It is called before a
-	// SCSI Response is sent (RFC 7143, 11.4.7.1... 7.8), and not for an aborted task.
+	// SCSI Response is sent: a status must not overtake data that is on its way (ISCSI-54).
 	Finish(ctx context.Context, t *Task) error
 
 	// Release ends the Datamover's part in a task (Deallocate_Task_Resources). When it returns, nothing of the task is in

@@ -20,7 +20,7 @@ type Options struct {
 	StagingBytes int64
 	// MaxConnections is offered for a session. Default 4.
 	MaxConnections int
-	// MaxSessions bounds the sessions, discovery included. Default 1024.
+	// MaxSessions bounds the sessions; a quarter of them may be discovery sessions. Default 1024.
 	MaxSessions int
 
 	MaxRecvDataSegmentLength int // declared; default 262144

@@ -51,6 +51,7 @@ type Server struct {
 	tsihs     map[uint16]*session
 	lastTSIH  uint16
 	staged    int64 // bytes reserved of StagingBytes
+	discovery int   // discovery sessions
 	conns     map[*conn]struct{}
 	logins    map[*conn]string // connections that have not logged in, by address
 	perAddr   map[string]int
@@ -211,7 +212,7 @@ func (s *Server) loginConfig(c *conn) loginConfig {
 
 // attach gives a connection that logged in its session: a new one, in the place of an old one if the nexus has one, or the one it
 // joins (RFC 7143, 6.3.1). It waits until what the connection replaces has ended.
-func (s *Server) attach(ctx context.Context, c *conn, m *loginMachine) (*session, pdu.LoginStatus, string) {
+func (s *Server) attach(ctx context.Context, c *conn, m *loginMachine) (pdu.LoginStatus, string) {
 	c.cid = m.first.CID
 	c.params = m.n.p
 	if m.joins != nil {
@@ -223,22 +224,28 @@ func (s *Server) attach(ctx context.Context, c *conn, m *loginMachine) (*session
 		started: time.Now(), conns: map[uint16]*conn{c.cid: c}, tasks: make(map[pdu.TaskTag]*Task),
 		dying: make(chan struct{}), done: make(chan struct{}), running: 1,
 	}
+	c.s = ses
 	if ses.key.discovery && ses.key.target == "" {
 		ses.key.portal = c.portal.address
 	}
 	s.mu.Lock()
 	if s.stopping {
 		s.mu.Unlock()
-		return nil, pdu.LoginServiceUnavailable, "shutting down"
+		return pdu.LoginServiceUnavailable, "shutting down"
 	}
 	old := s.sessions[ses.key]
 	if old == nil && len(s.sessions) >= s.opt.MaxSessions {
 		s.mu.Unlock()
-		return nil, pdu.LoginOutOfResources, "too many sessions"
+		return pdu.LoginOutOfResources, "too many sessions"
+	}
+	if ses.key.discovery && s.discovery >= max(s.opt.MaxSessions/4, 1) {
+		// They need no authorization: they must not take the place of those that do.
+		s.mu.Unlock()
+		return pdu.LoginOutOfResources, "too many discovery sessions"
 	}
 	if !s.windowLocked(ses) {
 		s.mu.Unlock()
-		return nil, pdu.LoginOutOfResources, "no memory for unsolicited data"
+		return pdu.LoginOutOfResources, "no memory for unsolicited data"
 	}
 	for s.lastTSIH++; s.lastTSIH == 0 || s.tsihs[s.lastTSIH] != nil; {
 		s.lastTSIH++
@@ -246,6 +253,9 @@ func (s *Server) attach(ctx context.Context, c *conn, m *loginMachine) (*session
 	ses.tsih = s.lastTSIH
 	ses.exp.Store(uint32(m.first.CmdSN))
 	ses.max.Store(uint32(m.first.CmdSN.Add(int32(ses.depth - 1))))
+	if ses.key.discovery {
+		s.discovery++
+	}
 	s.sessions[ses.key] = ses
 	s.tsihs[ses.tsih] = ses
 	s.mu.Unlock()
@@ -258,22 +268,22 @@ func (s *Server) attach(ctx context.Context, c *conn, m *loginMachine) (*session
 		select {
 		case <-old.done:
 		case <-ctx.Done():
-			return nil, ses.abandon(old), "the session's predecessor has not ended"
+			return ses.abandon(old), "the session's predecessor has not ended"
 		case <-ses.dying:
-			return nil, ses.abandon(old), "reinstated by another login"
+			return ses.abandon(old), "reinstated by another login"
 		}
 	}
 	ses.mu.Lock()
 	if ses.ended {
 		ses.mu.Unlock()
-		return nil, pdu.LoginTargetError, "reinstated by another login"
+		return pdu.LoginTargetError, "reinstated by another login"
 	}
 	ses.established = !ses.key.discovery
 	ses.mu.Unlock()
 	if ses.established {
 		ses.units.NexusEstablished(ses.nexus)
 	}
-	return ses, pdu.LoginSuccess, ""
+	return pdu.LoginSuccess, ""
 }
 
 // abandon ends a session that never began, but not before its predecessor has ended: nobody may take the
@@ -315,21 +325,22 @@ func (s *Server) windowLocked(ses *session) bool {
 }
 
 // join adds a connection to a session, in the place of an old one if it has the same CID.
-func (s *Server) join(ctx context.Context, c *conn, ses *session) (*session, pdu.LoginStatus, string) {
+func (s *Server) join(ctx context.Context, c *conn, ses *session) (pdu.LoginStatus, string) {
+	c.s = ses
 	if c.dm.Traits() != ses.traits {
-		return nil, pdu.LoginCannotInclude, "another transport than the session's" // ISCSI-91
+		return pdu.LoginCannotInclude, "another transport than the session's" // ISCSI-91
 	}
 	for {
 		ses.mu.Lock()
 		if ses.ended {
 			ses.mu.Unlock()
-			return nil, pdu.LoginNoSession, "the session has ended"
+			return pdu.LoginNoSession, "the session has ended"
 		}
 		old := ses.conns[c.cid]
 		if old == nil {
 			if len(ses.conns) >= int(ses.params.MaxConnections) {
 				ses.mu.Unlock()
-				return nil, pdu.LoginTooManyConnections, "MaxConnections"
+				return pdu.LoginTooManyConnections, "MaxConnections"
 			}
 			if ses.orphan != nil {
 				ses.orphan.Stop()
@@ -337,7 +348,7 @@ func (s *Server) join(ctx context.Context, c *conn, ses *session) (*session, pdu
 			}
 			ses.conns[c.cid] = c
 			ses.mu.Unlock()
-			return ses, pdu.LoginSuccess, ""
+			return pdu.LoginSuccess, ""
 		}
 		// Connection reinstatement. The session must not end with its last connection meanwhile.
 		old.replaced = true
@@ -346,7 +357,7 @@ func (s *Server) join(ctx context.Context, c *conn, ses *session) (*session, pdu
 		select {
 		case <-old.stopped:
 		case <-ctx.Done():
-			return nil, pdu.LoginServiceUnavailable, "the connection's predecessor has not ended"
+			return pdu.LoginServiceUnavailable, "the connection's predecessor has not ended"
 		}
 	}
 }
@@ -357,6 +368,9 @@ func (s *Server) remove(ses *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.staged -= ses.staging
+	if ses.key.discovery {
+		s.discovery--
+	}
 	delete(s.tsihs, ses.tsih)
 	if s.sessions[ses.key] == ses {
 		delete(s.sessions, ses.key)

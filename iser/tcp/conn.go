@@ -62,6 +62,7 @@ func NewConn(nc net.Conn) *Conn {
 	}
 	c.r.c = c
 	c.w.init(nc)
+	c.w.failed = func() { c.Close(false) }
 	return c
 }
 
@@ -126,8 +127,7 @@ func (c *Conn) Close(graceful bool) error {
 		return c.nc.Close()
 	}
 	c.nc.SetReadDeadline(time.Unix(past, 0)) // wakes Receive
-	c.nc.SetWriteDeadline(time.Now().Add(closeTimeout))
-	c.w.finish()
+	c.w.finish(time.Now().Add(closeTimeout))
 	half, ok := c.nc.(interface{ CloseWrite() error })
 	if !ok {
 		return c.nc.Close()

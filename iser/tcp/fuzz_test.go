@@ -1,6 +1,8 @@
 package tcp_test
 
 import (
+	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"math/rand/v2"
@@ -121,6 +123,15 @@ func FuzzConnection(f *testing.F) {
 			input = append(loginBytes("InitialR2T=No\x00"), input...)
 		}
 		feed(t, l, input)
+		for _, s := range srv.Sessions() {
+			// It may have negotiated that it outlives its connection.
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			if err := srv.Kick(ctx, s.TSIH); errors.Is(err, context.DeadlineExceeded) {
+				buf := make([]byte, 1<<20)
+				t.Fatalf("the session does not end: %+v\n%s", s, buf[:runtime.Stack(buf, true)])
+			}
+			cancel()
+		}
 		await(t, "the session ends", func() bool { return len(srv.Sessions()) == 0 && medium.Open() == 0 })
 	})
 }

@@ -717,3 +717,41 @@ func TestSessions(t *testing.T) {
 		t.Errorf("\n%s, want\n%s", got, want)
 	}
 }
+
+// Discovery sessions need no authorization: there are few of them, and silent ones end.
+func TestDiscoveryLimits(t *testing.T) {
+	r := newRig(t, func(_ *rig, o *iscsi.Options) {
+		o.MaxSessions, o.PingInterval, o.PingTimeout = 8, 20*time.Millisecond, 20*time.Millisecond
+	})
+	var all []*client
+	for i := range 3 {
+		c := r.dial()
+		c.isid[5] = byte(i)
+		if s := c.tryLogin("SessionType=Discovery").Status; s != pdu.LoginSuccess && i < 2 || s == pdu.LoginSuccess && i == 2 && len(r.srv.Sessions()) > 2 {
+			t.Errorf("%d: %v", i, s)
+		}
+		all = append(all, c)
+	}
+	for _, c := range all {
+		if h, _, err := c.tryRead(); err == nil {
+			t.Errorf("%v in a discovery session", h.Opcode())
+		}
+	}
+}
+
+// An initiator that does not read what it asked for is dropped when too much piles up.
+func TestPeerThatDoesNotRead(t *testing.T) {
+	r := newRig(t)
+	c := r.ready("DefaultTime2Retain=0")
+	var h pdu.Header
+	(&pdu.NopOut{Immediate: true, ITT: 5, TTT: pdu.ReservedTag, CmdSN: c.cmdSN}).Encode(&h)
+	h.SetDataLength(8192)
+	ping := append(h[:], make([]byte, 8192)...)
+	c.c.SetWriteDeadline(time.Now().Add(patience))
+	for range 100000 {
+		if _, err := c.c.Write(ping); err != nil {
+			break
+		}
+	}
+	await(t, "the session is gone", func() bool { return len(r.srv.Sessions()) == 0 })
+}

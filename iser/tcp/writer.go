@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"sync"
+	"time"
 
 	"github.com/isergate/isergate/iser/iscsi"
 	"github.com/isergate/isergate/iser/iscsi/pdu"
@@ -15,6 +16,9 @@ const (
 	copyLimit  = 128 << 10 // payload up to this is copied behind its header; above, it is gathered by writev
 	highWater  = 256 << 10 // payload waits while so much is queued
 	maxBacklog = 1 << 20   // a peer that lets this much pile up does not read
+
+	// stallTimeout is what one write, of at most a few hundred KiB, may take.
+	stallTimeout = 40 * time.Second
 )
 
 // errBacklog: the peer does not read what it is sent.
@@ -42,7 +46,28 @@ type writer struct {
 	tail   *transfer
 	tailAt int
 
-	vector net.Buffers // belongs to the one who is writing
+	deadline time.Time   // of writes
+	vector   net.Buffers // belongs to the one who is writing
+	failed   func()      // called once, when a write failed
+}
+
+// extend keeps the deadline of writes ahead. mu is held.
+func (w *writer) extend() {
+	if w.closing {
+		return // Close has set one
+	}
+	if now := time.Now(); w.deadline.Sub(now) < stallTimeout {
+		w.deadline = now.Add(stallTimeout + stallTimeout/4)
+		w.nc.SetWriteDeadline(w.deadline)
+	}
+}
+
+// fail makes the first failed write final. mu is held.
+func (w *writer) fail(err error) {
+	if err != nil && w.err == nil {
+		w.err = err
+		go w.failed()
+	}
 }
 
 func (w *writer) init(nc net.Conn) {
@@ -176,6 +201,7 @@ func (w *writer) drain() {
 		b := w.buf
 		w.buf, w.tail = nil, nil
 		w.cond.Broadcast()
+		w.extend()
 		w.mu.Unlock()
 		_, err := w.nc.Write(b)
 		w.mu.Lock()
@@ -184,9 +210,7 @@ func (w *writer) drain() {
 		} else {
 			putBuffer(b)
 		}
-		if err != nil && w.err == nil {
-			w.err = err
-		}
+		w.fail(err)
 	}
 	if len(w.buf) == 0 && cap(w.buf) > 4096 {
 		putBuffer(w.buf)
@@ -230,15 +254,14 @@ func (w *writer) gather(n iscsi.Numbers, h *pdu.Header, data [][]byte, length in
 	w.buf, w.tail = nil, nil
 	w.vector = append(append(append(w.vector[:0], queued), data...), end)
 	whole := w.vector
+	w.extend()
 	w.mu.Unlock()
 	_, err := w.vector.WriteTo(w.nc)
 	w.mu.Lock()
 	clear(whole)
 	w.vector = whole[:0]
 	putBuffer(queued)
-	if err != nil && w.err == nil {
-		w.err = err
-	}
+	w.fail(err)
 	w.drain()
 	return w.err
 }
@@ -254,10 +277,11 @@ func (w *writer) abort() {
 	w.cond.Broadcast()
 }
 
-// finish takes no more, and returns when all that is queued is written or has failed.
-func (w *writer) finish() {
+// finish takes no more, and returns when all that is queued is written or has failed, by the deadline.
+func (w *writer) finish(deadline time.Time) {
 	w.mu.Lock()
 	w.closing = true
+	w.nc.SetWriteDeadline(deadline)
 	w.cond.Broadcast()
 	for w.writing {
 		w.cond.Wait()
