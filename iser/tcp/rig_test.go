@@ -1,7 +1,6 @@
 package tcp_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
