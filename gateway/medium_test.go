@@ -5,10 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/isergate/isergate/cache"
 	"github.com/isergate/isergate/gateway/api"
+	"github.com/isergate/isergate/gateway/units"
 	"github.com/isergate/isergate/iser/scsi"
 )
 
@@ -94,6 +96,28 @@ func TestMediumGeometryAndData(t *testing.T) {
 				t.Fatalf("%+v", c)
 			}
 		})
+	}
+}
+
+// The smallest cache that a configuration may ask for takes the largest pieces that a logical unit hands over.
+func TestSmallestCacheTakesTheLargestPiece(t *testing.T) {
+	c := testConfig(t)
+	c.Cache.Journal, c.Cache.Segment, c.Cache.DirtyBudget, c.Cache.Arena = 4, 1, 1, 1
+	least := map[string]*units.Size{"cache.journal": &c.Cache.Journal, "cache.segment": &c.Cache.Segment, "cache.dirty_budget": &c.Cache.DirtyBudget, "cache.arena": &c.Cache.Arena}
+	for _, fault := range c.Complete() {
+		size, ok := least[fault.Key]
+		_, text, _ := strings.Cut(fault.Text, "outside ")
+		text, _, _ = strings.Cut(text, " ")
+		if err := size.Set(text); !ok || err != nil {
+			t.Fatal(fault, err)
+		}
+	}
+	if faults := c.Complete(); faults != nil {
+		t.Fatal(faults)
+	}
+	m := medium{createVolume(t, startNode(t, c), api.CreateVolume{Name: "v", SizeBytes: 64 << 20, BlockSize: 4096})}
+	for i := range uint64(16) {
+		writeBlocks(t, m, i*scsi.MaxLanding/4096, bytes.Repeat([]byte{byte(i + 1)}, scsi.MaxLanding))
 	}
 }
 

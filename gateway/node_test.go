@@ -40,7 +40,7 @@ func testConfig(t *testing.T) config.Config {
 	c := config.Config{
 		DataDir: filepath.Join(dir, "data"), Bucket: config.Bucket{URL: "file://" + dir + "/bucket", RetryFor: time.Second},
 		Portals: []config.Portal{{Listen: "127.0.0.1:0"}}, API: config.API{Socket: filepath.Join(dir, "s")},
-		Cache: config.Cache{Journal: 64 * units.MiB, Segment: 16 * units.MiB, Arena: 32 * units.MiB, MapMemory: 16 * units.MiB,
+		Cache: config.Cache{Journal: 128 * units.MiB, Segment: 32 * units.MiB, Arena: 32 * units.MiB, MapMemory: 16 * units.MiB,
 			ReadCache: 64 * units.MiB, ReadCacheMemory: 16 * units.MiB, ObjectAge: 50 * time.Millisecond},
 	}
 	if faults := c.Complete(); faults != nil {

@@ -115,7 +115,7 @@ type gatewayProcess struct {
 const smallCache = `
 cache:
   journal: 256MiB
-  segment: 16MiB
+  segment: 32MiB
   arena: 64MiB
   map_memory: 32MiB
   read_cache: 64MiB

@@ -86,6 +86,13 @@ type Debug struct {
 	Pprof string `yaml:"pprof"`
 }
 
+// The smallest sizes that take the pieces of up to 4 MiB that a logical unit hands over (scsi.MaxLanding): an eighth of a
+// segment goes into one entry of the journal.
+const (
+	minSegment     = 32 * units.MiB
+	minDirtyBudget = 16 * units.MiB
+)
+
 // Cache sizes the volume engine.
 type Cache struct {
 	Journal         units.Size    `yaml:"journal"`
@@ -405,8 +412,8 @@ func (c *Cache) complete(demo bool, fault faultFunc) {
 		value              *units.Size
 		usual, least, most units.Size
 	}{
-		{"cache.journal", &c.Journal, journal, 64 * units.MiB, 16 * units.TiB},
-		{"cache.segment", &c.Segment, 64 * units.MiB, 16 * units.MiB, units.GiB},
+		{"cache.journal", &c.Journal, journal, 4 * minSegment, 16 * units.TiB},
+		{"cache.segment", &c.Segment, 64 * units.MiB, minSegment, units.GiB},
 		{"cache.arena", &c.Arena, 256 * units.MiB, 32 * units.MiB, units.TiB},
 		{"cache.map_memory", &c.MapMemory, 256 * units.MiB, 16 * units.MiB, units.TiB},
 		{"cache.read_cache", &c.ReadCache, readCache, 64 * units.MiB, 64 * units.TiB},
@@ -427,8 +434,8 @@ func (c *Cache) complete(demo bool, fault faultFunc) {
 	if c.DirtyBudget == 0 {
 		c.DirtyBudget = c.Journal / 4
 	}
-	if c.DirtyBudget > c.Journal || c.DirtyBudget < units.MiB {
-		fault("cache.dirty_budget", "%s is outside 1MiB to the journal's %s", c.DirtyBudget, c.Journal)
+	if c.DirtyBudget > c.Journal || c.DirtyBudget < minDirtyBudget {
+		fault("cache.dirty_budget", "%s is outside %s to the journal's %s", c.DirtyBudget, minDirtyBudget, c.Journal)
 	}
 	times := []struct {
 		key                string
