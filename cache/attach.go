@@ -97,7 +97,7 @@ func (t *takeOver) apply(h *volumelog.Header) error {
 	}
 	v.destage.objectBytes.Add(h.ObjectBytes())
 	at := v.home.at
-	at.Size = int64(h.SizeBytes)
+	at.Size = max(at.Size, int64(h.SizeBytes))
 	v.setHome(at)
 	v.passed(LSN(h.LastLSN), h.Time, volumelog.Position{Epoch: h.Epoch, Seq: h.Seq + 1})
 	return nil
@@ -219,9 +219,12 @@ func (e *Engine) Restore(ctx context.Context, cfg VolumeConfig) (*Volume, Restor
 	ok := false
 	defer func() {
 		if !ok {
-			e.unregister(v)
+			v.discard()
 		}
 	}()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(v.ctx, cancel)()
 	if err := v.openHome(); err != nil {
 		return nil, none, err
 	}
@@ -276,7 +279,10 @@ func (e *Engine) Forget(ctx context.Context, id [16]byte, bucket objectstore.Buc
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		if err := v.home.Close(); err != nil {
+		v.destage.checkpoint.Lock() // one that was being written ends with the volume
+		err := v.home.Close()
+		v.destage.checkpoint.Unlock()
+		if err != nil {
 			return err
 		}
 	}
@@ -301,10 +307,12 @@ func (e *Engine) Forget(ctx context.Context, id [16]byte, bucket objectstore.Buc
 
 // checkpointBucket writes the home map as it is at the object watermark to the bucket.
 func (v *Volume) checkpointBucket(ctx context.Context) error {
+	d := &v.destage
+	d.checkpoint.Lock()
+	defer d.checkpoint.Unlock()
 	if err := v.serving(); err != nil {
 		return err
 	}
-	d := &v.destage
 	d.apply.Lock()
 	err := v.saveHome(ctx)
 	var snap *homemap.Snapshot

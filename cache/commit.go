@@ -122,11 +122,9 @@ func (e *Engine) Failed(batch []*journal.Entry, cause error) {
 			e.arena.Free(o.bufs)
 			o.bufs = nil
 		}
-		if !o.early {
-			select {
-			case o.done <- err:
-			default:
-			}
+		select {
+		case o.done <- err:
+		default: // it is answered already: ack=memory, and the batch was written
 		}
 	}
 }

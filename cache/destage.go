@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/isergate/isergate/cache/homemap"
 	"github.com/isergate/isergate/cache/journal"
 	"github.com/isergate/isergate/objectstore"
 	"github.com/isergate/isergate/objectstore/volumelog"
@@ -35,8 +36,9 @@ type destager struct {
 	urgent LSN       // guarded by mu: someone waits for this LSN
 	hello  bool      // guarded by mu: open the epoch in the bucket even with nothing to send
 
-	kick chan struct{} // buffered: there may be something to do
-	idle chan struct{} // closed when the loop has ended
+	kick  chan struct{} // buffered: there may be something to do
+	idle  chan struct{} // closed when the loop has ended, or never will begin
+	ended sync.Once     // closes idle
 
 	objectBytes atomic.Int64
 
@@ -45,6 +47,8 @@ type destager struct {
 	writer   *volumelog.Writer
 	nextSeq  uint64
 	size     int64 // of the volume, as of the last record that was cut
+
+	checkpoint sync.Mutex // held while a checkpoint is written to the bucket
 
 	apply   sync.Mutex // orders everything that changes the home map
 	flights []*flight  // guarded by apply: in order of sequence number
@@ -60,6 +64,9 @@ type flight struct {
 	bytes  int64   // of the object
 	done   bool
 }
+
+// end notes that no loop is working, or ever will.
+func (d *destager) end() { d.ended.Do(func() { close(d.idle) }) }
 
 // add queues a record; the journal's committer calls it in LSN order.
 func (d *destager) add(p pending) {
@@ -128,7 +135,7 @@ const maxObjectRecords = 16384
 // run is the volume's destage loop. It ends when ctx does or the volume is stopped.
 func (v *Volume) run(ctx context.Context) {
 	d := &v.destage
-	defer close(d.idle)
+	defer d.end()
 	var flying sync.WaitGroup
 	defer flying.Wait()
 	slots := make(chan struct{}, v.e.opt.DestageParallel)
@@ -174,8 +181,8 @@ func (v *Volume) run(ctx context.Context) {
 			return
 		}
 		for _, p := range recs {
-			if p.note != nil && p.note.Size > 0 {
-				d.size = p.note.Size
+			if p.note != nil {
+				d.size = max(d.size, p.note.Size)
 			}
 		}
 		f := &flight{seq: d.nextSeq, recs: recs, sizeAt: d.size}
@@ -203,11 +210,12 @@ func (v *Volume) pressed() bool {
 
 // put builds the object and puts it. The object is the same at every attempt.
 func (v *Volume) put(ctx context.Context, f *flight) error {
-	b, err := v.e.builders.take(ctx)
+	pool := v.e.pools.of(v.bucket().URL())
+	b, err := pool.take(ctx)
 	if err != nil {
 		return err
 	}
-	defer v.e.builders.give(b)
+	defer func() { pool.give(b) }()
 	body, layout, err := v.build(b, f)
 	if err != nil {
 		return err
@@ -234,6 +242,8 @@ func (v *Volume) retry(ctx context.Context, f func(context.Context) error) error
 			err = fmt.Errorf("%w: %w: nothing more is acknowledged here; restore the volume to take it back", ErrFenced, err)
 			v.stop(StateFenced, err)
 			return err
+		case errors.Is(err, homemap.ErrDamaged):
+			return v.homeDamaged(err)
 		case errors.Is(err, journal.ErrCorrupt), errors.Is(err, ErrDamaged), errors.Is(err, volumelog.ErrInvalid), errors.Is(err, volumelog.ErrConflict),
 			errors.Is(err, volumelog.ErrVersion), errors.Is(err, volumelog.ErrUnsupported):
 			err = fmt.Errorf("%w: %w: nothing more is destaged", ErrDamaged, err)
@@ -310,8 +320,8 @@ func (v *Volume) passed(lsn LSN, at time.Time, pos volumelog.Position) {
 		case journal.KindData, journal.KindZero, journal.KindSame:
 			v.dirty.RemoveUpTo(p.rec.Offset/sectorBytes, p.rec.Length/sectorBytes, uint64(lsn))
 		}
-		if p.note != nil && p.note.Size > 0 {
-			v.home.at.Size = p.note.Size
+		if p.note != nil {
+			v.home.at.Size = max(v.home.at.Size, p.note.Size)
 		}
 	}
 	v.home.at.Position, v.home.at.LSN, v.home.at.Time = pos, lsn, at

@@ -32,7 +32,7 @@ type Engine struct {
 	reads     *readcache.Cache
 	space     *space
 
-	builders builders // objects being built or sent
+	pools pools // of objects being built or sent
 
 	ctx    context.Context // ends when the engine closes
 	cancel context.CancelFunc
@@ -60,7 +60,7 @@ func Open(ctx context.Context, opt Options) (*Engine, error) {
 		opt: opt, log: opt.Logger,
 		volumes:  map[uuid.UUID]*Volume{},
 		replayed: map[uuid.UUID]*replayed{},
-		builders: newBuilders(int(max(4, (256<<20)/opt.MaxObjectBytes))),
+		pools:    pools{each: int(max(4, (256<<20)/opt.MaxObjectBytes))},
 		mapCache: homemap.NewPageCache(homemap.CacheOptions{Bytes: opt.MapMemoryBytes, Registerer: opt.Registerer}),
 	}
 	e.space = newSpace(e)
@@ -217,6 +217,9 @@ func (e *Engine) Drain(ctx context.Context) error {
 		e.mu.Unlock()
 	}()
 	var errs []error
+	for _, id := range e.Orphans() {
+		errs = append(errs, fmt.Errorf("volume %s is not open: its writes are in the journal only", id))
+	}
 	for _, v := range e.all() {
 		v.destage.wake()
 	}

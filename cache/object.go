@@ -3,6 +3,7 @@ package cache
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/isergate/isergate/cache/extent"
@@ -115,8 +116,30 @@ func homeExtent(loc volumelog.Location, x volumelog.Extent) (extent.Extent, erro
 	return y, nil
 }
 
-// builders bounds the memory of objects that are being built or sent, on all volumes
-// together, and reuses it.
+// pools has the builders of each bucket: one that hangs holds no others' memory.
+type pools struct {
+	each int // builders of one bucket
+
+	mu    sync.Mutex // guards byURL
+	byURL map[string]builders
+}
+
+func (p *pools) of(url string) builders {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	b := p.byURL[url]
+	if b == nil {
+		if p.byURL == nil {
+			p.byURL = map[string]builders{}
+		}
+		b = newBuilders(p.each)
+		p.byURL[url] = b
+	}
+	return b
+}
+
+// builders bounds the memory of objects that are being built or sent to one bucket, on all
+// volumes together, and reuses it.
 type builders chan *volumelog.Builder
 
 func newBuilders(n int) builders {

@@ -25,8 +25,13 @@ type replayed struct {
 	size       int64     // of the newest note about it
 	forgotten  bool      // dropped from this node, and nothing came after
 	damage     error     // the records do not follow each other
+	lost       bool      // as of the newest fence, less what was reported since: writes were lost and no flush has said so
+	lostKnown  bool      // lost is known from the journal
 	segs       []segmentMark
 }
+
+// flagLost in a fence: acknowledged writes were lost, and no flush has said so yet.
+const flagLost = 1
 
 // replay is called by the journal for each record, oldest first.
 func (e *Engine) replay(rec journal.Record, loc journal.Location) error {
@@ -47,12 +52,19 @@ func (e *Engine) replay(rec journal.Record, loc journal.Location) error {
 		r = &replayed{}
 		e.replayed[id] = r
 	}
-	if n.Forget {
+	switch {
+	case n.Forget:
 		*r = replayed{forgotten: true}
+		return nil
+	case n.Reported:
+		r.lost, r.lostKnown = false, true
 		return nil
 	}
 	if r.forgotten && rec.Kind == journal.KindFence {
 		*r = replayed{} // the volume came back from its bucket
+	}
+	if rec.Kind != journal.KindFence && rec.Epoch < r.epoch {
+		return nil // it was on its way when its volume was forgotten, and came after another's fence
 	}
 	lsn := LSN(rec.LSN)
 	if !r.seen {
@@ -65,6 +77,7 @@ func (e *Engine) replay(rec journal.Record, loc journal.Location) error {
 	}
 	if rec.Kind == journal.KindFence {
 		r.epoch, r.generation, r.last = rec.Epoch, rec.Offset, max(r.last, lsn)
+		r.lost, r.lostKnown = rec.Flags&flagLost != 0, true
 		return nil
 	}
 	if len(r.recs) > 0 && lsn != r.last+1 {
@@ -95,6 +108,15 @@ func (e *Engine) found(id uuid.UUID) *replayed {
 		return r
 	}
 	return &replayed{}
+}
+
+// behind reports whether records are missing between at, the LSN of a home map, and what the journal
+// holds: the map is older than the journal then.
+func (r *replayed) behind(at LSN) bool {
+	if len(r.recs) > 0 {
+		return LSN(r.recs[0].rec.LSN) > at+1
+	}
+	return r.last > at
 }
 
 // needed: nobody may take what the journal holds of the volume for nothing.
@@ -136,19 +158,21 @@ func (e *Engine) Create(ctx context.Context, cfg VolumeConfig) (*Volume, error) 
 	if e.found(cfg.ID).needed() {
 		return nil, fmt.Errorf("volume %s is in the journal already: open it or forget it", cfg.ID)
 	}
-	if err := v.openHome(); err != nil {
-		return nil, err
-	}
-	if err := v.home.Reset(); err != nil {
-		return nil, err
-	}
-	v.generation = 1
-	v.home.at = homeMeta{Size: cfg.SizeBytes}
-	v.destage.size = cfg.SizeBytes
 	if err := e.register(v); err != nil {
 		return nil, err
 	}
-	return v, v.begin(ctx, 1)
+	v.generation = 1
+	if err = v.openHome(); err == nil {
+		err = v.clearHome()
+	}
+	if err == nil {
+		err = v.begin(ctx, 1)
+	}
+	if err != nil {
+		v.discard()
+		return nil, err
+	}
+	return v, nil
 }
 
 // Volume opens a volume that exists and begins a new epoch of it. When the home map is
@@ -170,8 +194,14 @@ func (e *Engine) Volume(ctx context.Context, cfg VolumeConfig) (*Volume, error) 
 	meta, known := v.home.saved, v.home.saved.Epoch != 0 && !v.home.saved.Loading
 	v.grow(meta.Size)
 	v.generation = max(1, meta.Generation, r.generation)
+	if known && r.behind(meta.LSN) {
+		v.event("warning", "home_map_old", fmt.Sprintf("the home map ends at LSN %d and the journal begins behind it: the map is older", meta.LSN))
+		known = false
+	}
 	lost := ""
 	switch {
+	case !known && !r.seen && !r.forgotten && e.journal.Segments()[0].Generation == 1:
+		lost = "neither home map nor journal is the one that this volume was written with: what was acknowledged and had not reached the object store is lost"
 	case known && meta.Incarnation != e.journal.Incarnation():
 		lost = fmt.Sprintf("the journal is not the one that this volume was written with: what was acknowledged after LSN %d and had not reached the object store is lost", meta.LSN)
 		known = false // the bucket knows better than the map how far it got
@@ -180,8 +210,8 @@ func (e *Engine) Volume(ctx context.Context, cfg VolumeConfig) (*Volume, error) 
 	}
 	if lost != "" {
 		v.generation++
-		v.lost.Store(true)
 	}
+	v.lost.Store(lost != "" || (r.lostKnown && r.lost) || (!r.lostKnown && meta.Lost))
 	v.segs.list = r.segs
 	if err := e.register(v); err != nil {
 		return nil, err
@@ -190,12 +220,15 @@ func (e *Engine) Volume(ctx context.Context, cfg VolumeConfig) (*Volume, error) 
 		v.event("error", "writes_lost", lost)
 	}
 	if !known {
-		go v.rebuild(r) // it ends with the volume's destage loop, or closes idle itself
+		// What the journal holds counts as acknowledged from now on: a barrier waits for it.
+		v.local.advance(r.last, time.Now())
+		v.acked.advance(r.last, time.Now())
+		go v.rebuild(r)
 		return v, nil
 	}
 	if err := v.adopt(r); err != nil {
 		v.stop(StateFailed, err)
-		close(v.destage.idle)
+		v.destage.end()
 		return v, nil
 	}
 	return v, v.begin(ctx, max(meta.Epoch, r.epoch)+1)
@@ -233,8 +266,8 @@ func (v *Volume) openHome() error {
 func (v *Volume) adopt(r *replayed) error {
 	at := v.home.at.LSN
 	v.next = max(at, r.last)
-	if len(r.recs) > 0 && LSN(r.recs[0].rec.LSN) > at+1 {
-		return fmt.Errorf("the journal begins at LSN %d and the object store ends at LSN %d: %w: what lies between is missing; restore the volume from its bucket", r.recs[0].rec.LSN, at, ErrDamaged)
+	if r.behind(at) {
+		return fmt.Errorf("the journal begins behind LSN %d, where the object store ends, and goes on to %d: %w: what lies between is missing; restore the volume from its bucket", at, r.last, ErrDamaged)
 	}
 	now := time.Now()
 	v.mu.Lock()
@@ -246,6 +279,7 @@ func (v *Volume) adopt(r *replayed) error {
 		case journal.KindData, journal.KindZero, journal.KindSame:
 			v.dirty.Insert(v.extentOf(p.rec, p.loc, v.cfg.BlockSize))
 		}
+		p.at = now.Add(-max(0, now.Sub(p.at))) // on the monotonic clock: the other may have been ahead, or be set
 		v.destage.queue = append(v.destage.queue, p)
 		v.budget.force(p.charge)
 	}
@@ -263,6 +297,9 @@ func (v *Volume) begin(ctx context.Context, epoch uint64) error {
 	v.mu.Unlock()
 	o := &op{v: v, done: make(chan error, 1)}
 	o.entry.Record = journal.Record{Volume: v.id, Kind: journal.KindFence, Offset: v.generation}
+	if v.lost.Load() {
+		o.entry.Record.Flags = flagLost
+	}
 	o.entry.User = o
 	err := v.e.journal.Submit(&o.entry)
 	if err == nil {
@@ -280,14 +317,38 @@ func (v *Volume) begin(ctx context.Context, epoch uint64) error {
 	}
 	if err != nil {
 		v.stop(StateFailed, fmt.Errorf("epoch %d of volume %s not begun: %w", epoch, v.id, err))
-		close(v.destage.idle)
+		v.destage.end()
 		return err
 	}
+	v.floorSize()
 	v.destage.identity = volumelog.NewIdentity(v.e.opt.Node)
 	v.destage.hello = v.destage.writer == nil
-	v.down.Store(nil)
+	if err := v.serve(); err != nil {
+		v.destage.end()
+		return err
+	}
 	go v.run(v.ctx)
 	return nil
+}
+
+// floorSize has destage describe a volume as large as it is, when the caller knows of a size that neither the
+// bucket nor the journal does: objects are never larger than the volume that they describe.
+func (v *Volume) floorSize() {
+	d := &v.destage
+	d.apply.Lock()
+	defer d.apply.Unlock()
+	known := v.home.at.Size
+	for _, p := range d.queue {
+		if p.note != nil {
+			known = max(known, p.note.Size)
+		}
+	}
+	if size := v.size.Load(); size > known {
+		at := v.home.at
+		at.Size = size
+		v.setHome(at)
+	}
+	d.size = v.home.at.Size
 }
 
 // rebuild makes the home map anew from the bucket, then opens the volume.
@@ -295,7 +356,7 @@ func (v *Volume) rebuild(r *replayed) {
 	ctx := v.ctx
 	fail := func(err error) {
 		v.stop(StateFailed, err)
-		close(v.destage.idle)
+		v.destage.end()
 	}
 	v.event("warning", "home_map_rebuild", "the home map is being rebuilt from the bucket")
 	err := v.retry(ctx, func(ctx context.Context) error { return v.loadHome(ctx, r) })

@@ -3,7 +3,9 @@ package cache
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -27,6 +29,7 @@ type homeMeta struct {
 	Incarnation uuid.UUID          `json:"incarnation"`
 	ObjectBytes int64              `json:"object_bytes"`
 	Loading     bool               `json:"loading,omitempty"` // the map is incomplete: a checkpoint is being loaded
+	Lost        bool               `json:"lost,omitempty"`    // acknowledged writes were lost, and no flush has said so yet
 }
 
 // space is the engine's background work on journal space and checkpoints.
@@ -34,7 +37,7 @@ type space struct {
 	e    *Engine
 	kick chan struct{} // buffered
 	ckpt chan *Volume  // volumes whose bucket checkpoint is due
-	done chan struct{} // closed when the loop has ended
+	done chan struct{} // closed when the loops have ended
 }
 
 func newSpace(e *Engine) *space {
@@ -61,6 +64,9 @@ const growEvery = time.Minute
 
 func (s *space) run(ctx context.Context) {
 	defer close(s.done)
+	var checkpoints sync.WaitGroup
+	defer checkpoints.Wait()
+	checkpoints.Go(func() { s.checkpoints(ctx) })
 	grow := time.NewTicker(growEvery)
 	defer grow.Stop()
 	for {
@@ -73,8 +79,19 @@ func (s *space) run(ctx context.Context) {
 			if err := s.e.reclaim(ctx); err != nil && ctx.Err() == nil {
 				s.e.log.Error("journal space not reclaimed", "err", err)
 			}
+		}
+	}
+}
+
+// checkpoints writes those that are due, one after the other. It works beside run: a bucket that is slow, or a
+// large map, holds no journal space.
+func (s *space) checkpoints(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
 		case v := <-s.ckpt:
-			if err := v.checkpointBucket(ctx); err != nil && ctx.Err() == nil {
+			if err := v.checkpointBucket(v.ctx); err != nil && v.ctx.Err() == nil {
 				v.log.Warn("checkpoint in the bucket failed; the next one makes up for it", "err", err)
 			}
 		}
@@ -125,7 +142,7 @@ func (v *Volume) checkpointHome(ctx context.Context, gen uint64) (covered bool, 
 	lsn, _ := v.segs.upTo(gen)
 	covers := func() bool {
 		m := v.home.saved
-		return m.Epoch == v.epochNow() && m.LSN >= lsn && !m.Loading
+		return m.Epoch == v.epochNow() && m.LSN >= lsn && !m.Loading && m.Lost == v.lost.Load()
 	}
 	if !covers() {
 		err = v.saveHome(ctx)
@@ -141,12 +158,17 @@ func (v *Volume) saveHome(ctx context.Context) error {
 	v.mu.RUnlock()
 	meta.Incarnation = v.e.journal.Incarnation()
 	meta.ObjectBytes = v.destage.objectBytes.Load()
+	meta.Lost = v.lost.Load()
 	b, err := json.Marshal(meta)
 	if err != nil {
 		return err
 	}
 	at := homemap.Position{Epoch: meta.Position.Epoch, Seq: meta.Position.Seq, LSN: uint64(meta.LSN)}
-	if err := v.home.Checkpoint(ctx, homemap.Checkpoint{Position: at, Blob: b}); err != nil {
+	err = v.home.Checkpoint(ctx, homemap.Checkpoint{Position: at, Blob: b})
+	if errors.Is(err, homemap.ErrDamaged) {
+		err = v.homeDamaged(err)
+	}
+	if err != nil {
 		return fmt.Errorf("checkpoint of the home map of volume %s: %w", v.id, err)
 	}
 	v.home.saved = meta

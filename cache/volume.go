@@ -87,12 +87,14 @@ func (v *Volume) serving() error {
 // stop takes the volume out of service for good and ends all waiting with err. The
 // first reason stands; stop reports whether it was this one.
 func (v *Volume) stop(state State, err error) bool {
-	prev := v.down.Load()
-	if prev != nil && prev.state != StateOpening {
-		return false
-	}
-	if !v.down.CompareAndSwap(prev, &outage{state, err}) {
-		return false
+	for {
+		prev := v.down.Load()
+		if prev != nil && prev.state != StateOpening {
+			return false
+		}
+		if v.down.CompareAndSwap(prev, &outage{state, err}) {
+			break
+		}
 	}
 	v.acked.fail(err)
 	v.local.fail(err)
@@ -102,6 +104,26 @@ func (v *Volume) stop(state State, err error) bool {
 		v.event("error", "volume_"+string(state), err.Error())
 	}
 	return true
+}
+
+// serve ends the opening of a volume. If it was stopped meanwhile it stays so, and serve returns why.
+func (v *Volume) serve() error {
+	prev := v.down.Load()
+	if prev != nil && prev.state == StateOpening && v.down.CompareAndSwap(prev, nil) {
+		return nil
+	}
+	return v.serving()
+}
+
+// discard lets go of a volume whose opening failed: nothing works on it, and nobody waits for it.
+func (v *Volume) discard() {
+	v.stop(StateClosed, ErrClosed)
+	v.cancel()
+	v.destage.end()
+	if v.home.Map != nil {
+		_ = v.home.Close() // it only frees memory
+	}
+	v.e.unregister(v)
 }
 
 func (v *Volume) event(severity, kind, text string) {
@@ -226,6 +248,9 @@ func (v *Volume) Flush(ctx context.Context) error {
 	}
 	if v.lost.CompareAndSwap(true, false) {
 		v.event("warning", "lost_writes_reported", "a flush was failed to report the loss")
+		if err := v.e.logOwn(ctx, v.id, note{Reported: true}); err != nil {
+			v.log.Warn("that a loss was reported is not durable; it is reported again after a restart", "err", err)
+		}
 		return ErrLostWrites
 	}
 	return v.reach(ctx, v.policy.Load().Flush, v.acked.get().LSN)
@@ -241,7 +266,7 @@ func (v *Volume) reach(ctx context.Context, level Level, lsn LSN) error {
 	p := v.policy.Load()
 	if level == Object {
 		if p.OnUnmet == Degrade && v.isDegraded(lsn) {
-			return nil
+			return v.reach(ctx, Local, lsn) // below that there is nothing to stand on
 		}
 		v.destage.urge(lsn)
 	}

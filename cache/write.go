@@ -38,6 +38,8 @@ type note struct {
 	Size   int64 `json:"size,omitempty"`   // the volume grew to this many bytes; takes an LSN
 	Forget bool  `json:"forget,omitempty"` // the volume was dropped from this node; takes no LSN
 	Clean  bool  `json:"clean,omitempty"`  // the engine was closed with nothing in flight; takes no LSN
+
+	Reported bool `json:"reported,omitempty"` // a flush has reported that writes were lost; takes no LSN
 }
 
 func roundUp(n, to int64) int64 { return (n + to - 1) / to * to }
@@ -215,18 +217,23 @@ func (v *Volume) Deallocate(ctx context.Context, ranges []Range, fua bool) error
 	}
 	due := v.due(fua)
 	var last *op
+	var err error
 	for _, r := range ranges {
-		o, err := v.reserve(ctx, 0)
-		if err != nil {
-			return err
+		var o *op
+		if o, err = v.reserve(ctx, 0); err != nil {
+			break
 		}
-		if err := o.submit(journal.Record{Kind: journal.KindZero, Offset: uint64(r.Off), Length: uint64(r.Len)}); err != nil {
-			return err
+		if err = o.submit(journal.Record{Kind: journal.KindZero, Offset: uint64(r.Off), Length: uint64(r.Len)}); err != nil {
+			break
 		}
 		last = o
 	}
-	if last == nil {
-		return nil
+	switch {
+	case last == nil:
+		return err
+	case err != nil:
+		<-last.done // no outcome is open when the command ends
+		return err
 	}
 	return last.finish(ctx, due) // the journal is in order: the last one is there when all are
 }

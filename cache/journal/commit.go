@@ -71,9 +71,7 @@ func (j *Journal) drain() {
 	for _, done := range seals {
 		done <- err
 	}
-	if len(entries) > 0 {
-		j.opts.Sink.Failed(entries, err)
-	}
+	j.opts.Sink.Failed(entries, err)
 }
 
 // takeLocked moves entries from the queue to j.batch: as many as fit into the active segment and into

@@ -111,6 +111,6 @@ type Sink interface {
 	// Synced is called when the entries, and all before them, are durable. The journal forgets them.
 	Synced(entries []*Entry)
 	// Failed is called when the entries will never be reported as synced. They may still be found at the next
-	// Open. The journal forgets them.
+	// Open. The journal forgets them. It is called once more, perhaps without entries, when the journal ends by a failure.
 	Failed(entries []*Entry, err error)
 }
