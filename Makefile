@@ -2,6 +2,7 @@
 # make test    installs what the tests need (Debian, Ubuntu), then runs all of them
 # make lint    formatting, go.mod, vet, staticcheck
 # make fuzz    each fuzz target for FUZZTIME=2m
+# make bench   figures beside a peer and the raw limits, in about seven minutes: BENCHFLAGS="-rounds 5 -json FILE -markdown README.md"
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
@@ -9,7 +10,7 @@ SHELL := /bin/bash
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/isergate
 STATICCHECK := $(CACHE)/staticcheck-$(shell sed -n 's|^require honnef.co/go/tools v||p' .ci/tools/go.mod)
 
-.PHONY: build test lint unit race fuzz install
+.PHONY: build test lint unit race fuzz install bench bench-quick
 
 build:
 	CGO_ENABLED=0 go build -trimpath -o bin/isergate ./cmd/isergate
@@ -42,3 +43,11 @@ race:
 
 fuzz:
 	.ci/fuzz
+
+# As root, for tgtd. Nothing else should run on the machine.
+bench: build
+	go run ./cmd/isergate-bench $(BENCHFLAGS)
+
+# Less than a minute, for whoever changed something: says what broke, not how fast it is.
+bench-quick: build
+	go run ./cmd/isergate-bench -quick $(BENCHFLAGS)

@@ -70,6 +70,11 @@ var rules = []rule{
 		Why:   "the command line is wired by gateway",
 	},
 	{
+		From:  []string{"cmd/isergate-bench/..."},
+		Never: []string{"cache/...", "cluster/...", "gateway", "iser", "iser/iscsi/...", "iser/scsi/...", "iser/tcp/..."},
+		Why:   "the benchmark measures a process, by what any client can use",
+	},
+	{
 		From:   []string{module + "/..."},
 		Except: []string{"objectstore/..."},
 		Never:  []string{"github.com/aws/..."},
@@ -208,6 +213,11 @@ func TestImportRulesCatch(t *testing.T) {
 		{"cmd/isergate", "gateway", false},
 		{"cmd/isergate", "cache", true},
 		{"cmd/isergate", "testing", true},
+		{"cmd/isergate-bench", "cache", true},
+		{"cmd/isergate-bench", "gateway", true},
+		{"cmd/isergate-bench", "gateway/api", false},
+		{"cmd/isergate-bench", "iser/initiator/bench", false},
+		{"cmd/isergate-bench", "objectstore/s3test", false},
 		{"cmd/isergate", "objectstore/faulty", true},
 		{"objectstore/s3test", "testing", false},
 	} {

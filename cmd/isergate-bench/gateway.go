@@ -134,14 +134,14 @@ func allocated(dir string) (int64, error) {
 	return sum, nil
 }
 
-// create makes a volume and returns it as a target of measurements.
-func (g *gateway) create(ctx context.Context, name string, size int64, ack string) (*target, error) {
-	v, err := g.client.CreateVolume(ctx, api.CreateVolume{Name: name, SizeBytes: size, Ack: ack, Flush: "local", Target: targetName, DirtyBudgetBytes: g.journal / 4})
+// create makes a volume and returns it as a target of measurements. A budget of 0 is the default, a quarter of the journal.
+func (g *gateway) create(ctx context.Context, name string, size int64, ack string, budget int64) (*target, error) {
+	v, err := g.client.CreateVolume(ctx, api.CreateVolume{Name: name, SizeBytes: size, Ack: ack, Flush: "local", Target: targetName, DirtyBudgetBytes: budget})
 	if err != nil {
 		return nil, err
 	}
 	return &target{
-		name: "isergate", cpu: func() (time.Duration, error) { return cpu(g.process.cmd.Process.Pid) },
+		name: ours, cpu: func() (time.Duration, error) { return cpu(g.process.cmd.Process.Pid) },
 		open: func(ctx context.Context) (*bench.Opened, error) {
 			return bench.OpenLUN(initiator.Options{Portal: g.portal, InitiatorName: initiatorName, TargetName: targetName}, v.Mappings[0].LUN)(ctx)
 		},
@@ -156,7 +156,7 @@ func (g *gateway) drained(ctx context.Context, volume string) error {
 	return err
 }
 
-// profile records where CPU time goes, and what is allocated, for the duration, into files with that name.
+// profile records where CPU time goes, and what is allocated, for about the duration, into files with that name.
 func (g *gateway) profile(ctx context.Context, name string, d time.Duration) error {
 	if g.pprof == "" {
 		return nil

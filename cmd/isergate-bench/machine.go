@@ -31,7 +31,7 @@ type Machine struct {
 // machine describes this machine and the file system of dir.
 func machine(dir string) Machine {
 	m := Machine{Time: time.Now().UTC().Truncate(time.Second), Cores: runtime.NumCPU(), Go: runtime.Version(), CPU: runtime.GOARCH,
-		FileSystem: fileSystem(dir), LoadBefore: load()}
+		FileSystem: fileSystem(dir), LoadBefore: loadAverage()}
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {
 		m.Kernel = unix.ByteSliceToString(u.Release[:])
@@ -52,8 +52,8 @@ func machine(dir string) Machine {
 	return m
 }
 
-// load returns the load averages.
-func load() string {
+// loadAverage returns the load averages.
+func loadAverage() string {
 	text, err := os.ReadFile("/proc/loadavg")
 	if err != nil {
 		return ""

@@ -121,7 +121,7 @@ func (t *tgt) close() {
 func (t *tgt) unit(lun uint16) *target {
 	open := bench.OpenLUN(initiator.Options{Portal: t.portal, InitiatorName: initiatorName, TargetName: targetName}, lun)
 	return &target{
-		name: "tgt", cpu: func() (time.Duration, error) { return cpu(t.process.cmd.Process.Pid) }, open: open,
+		name: peerTgt, cpu: func() (time.Duration, error) { return cpu(t.process.cmd.Process.Pid) }, open: open,
 		settle: func(ctx context.Context) error {
 			u, err := open(ctx)
 			if err != nil {

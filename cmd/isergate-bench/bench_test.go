@@ -1,0 +1,219 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/isergate/isergate/objectstore/s3test"
+)
+
+// binary is the isergate that the tests measure.
+var binary string
+
+func TestMain(m *testing.M) {
+	if len(os.Args) == 2 && os.Args[1] == workerArg { // the harness starts itself for the raw limits
+		if err := worker(os.Stdin, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(testMain(m))
+}
+
+func testMain(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "isergate-bench-test-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	binary = filepath.Join(dir, "isergate")
+	build := exec.Command("go", "build", "-o", binary, "../isergate")
+	build.Stderr = os.Stderr
+	if err := build.Run(); err != nil {
+		fmt.Fprintln(os.Stderr, "build:", err)
+		return 1
+	}
+	return m.Run()
+}
+
+// noneLeft fails the test if processes that it started run, or files that it wrote lie around.
+func noneLeft(t *testing.T, dir string) {
+	t.Helper()
+	all, err := processes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range descendants(all, os.Getpid()) {
+		if p.pid != os.Getpid() {
+			name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.pid))
+			t.Errorf("process %d is left: %s", p.pid, bytes.ReplaceAll(name, []byte{0}, []byte{' '}))
+		}
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		t.Errorf("%s is left", e.Name())
+	}
+}
+
+// small is a run that proves that the harness works, and measures nothing worth knowing.
+func small(t *testing.T) Options {
+	return Options{Isergate: binary, Dir: t.TempDir(), Rounds: 1, Time: 50 * time.Millisecond, Size: 16 << 20, Journal: 256 << 20, Destage: 192 << 20, NoTgt: true}
+}
+
+// complete checks that all measurements are there, and make sense.
+func complete(t *testing.T, r *Report, want int) {
+	t.Helper()
+	if len(r.Measurements) != want {
+		t.Errorf("%d measurements, want %d", len(r.Measurements), want)
+	}
+	for _, m := range r.Measurements {
+		s := m.Median
+		if len(m.Samples) != r.Options.Rounds || s.Operations == 0 || s.PerSecond <= 0 || s.MBPerSecond <= 0 || s.CPUPerOp < 0 || s.P99 < s.P50 {
+			t.Errorf("%s: %+v", m.ID, m)
+		}
+		if m.Slowest > s.PerSecond || m.Fastest < s.PerSecond {
+			t.Errorf("%s: median %v is outside %v to %v", m.ID, s.PerSecond, m.Slowest, m.Fastest)
+		}
+	}
+}
+
+func TestRun(t *testing.T) {
+	o := small(t)
+	o.NoStore = true
+	r, err := run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	noneLeft(t, o.Dir)
+	complete(t, r, 4+4+4+1+3) // reads, durable and volatile writes, 256 in flight, raw journal
+	if len(r.Comparisons) != 3 {
+		t.Errorf("%d comparisons, want the 3 with the raw journal", len(r.Comparisons))
+	}
+	var text, encoded bytes.Buffer
+	if err := errors.Join(r.text(&text), r.json(&encoded)); err != nil {
+		t.Fatal(err)
+	}
+	var back Report
+	if err := json.Unmarshal(encoded.Bytes(), &back); err != nil || len(back.Measurements) != len(r.Measurements) {
+		t.Errorf("JSON: %v", err)
+	}
+	if !strings.Contains(text.String(), rawJournal) || !strings.Contains(r.markdown(), "| 4 KiB random write |") {
+		t.Errorf("%s\n%s", text.String(), r.markdown())
+	}
+}
+
+// TestRunStore measures what needs an S3 server.
+func TestRunStore(t *testing.T) {
+	s3test.New(t, s3test.Versitygw).Stop() // skips the test, or fails it, when there is none
+	o := small(t)
+	o.Cases = "nothing destaged|destage|cold"
+	t.Setenv("TMPDIR", os.TempDir()) // restored after the run, which sets it
+	r, err := run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	noneLeft(t, o.Dir)
+	complete(t, r, 5+2+4)
+	if len(r.Comparisons) != 3 {
+		t.Errorf("%d comparisons, want destaging and two of cold reads", len(r.Comparisons))
+	}
+}
+
+// A run that is broken off leaves nothing behind.
+func TestRunCancelled(t *testing.T) {
+	o := small(t)
+	o.NoStore, o.Rounds = true, 100
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	o.Progress = writerFunc(func(p []byte) (int, error) {
+		if strings.Contains(string(p), "random write") {
+			cancel()
+		}
+		return len(p), nil
+	})
+	if _, err := run(ctx, o); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v, want a cancellation", err)
+	}
+	noneLeft(t, o.Dir)
+}
+
+type writerFunc func(p []byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
+func TestUsage(t *testing.T) {
+	for _, args := range [][]string{{"-rounds", "0"}, {"-time", "1ms"}, {"-size", "1MiB"}, {"-journal", "1MiB"}, {"-destage", "8MiB"}, {"-size", "many"}, {"surplus"}, {"-nonsense"}} {
+		var problems bytes.Buffer
+		if err := command(t.Context(), args, &problems, &problems); !errors.Is(err, errUsage) || problems.Len() == 0 {
+			t.Errorf("%q: %v, %s", args, err, &problems)
+		}
+	}
+	if err := command(t.Context(), []string{"-isergate", filepath.Join(t.TempDir(), "none")}, t.Output(), t.Output()); err == nil || !strings.Contains(err.Error(), "make build") {
+		t.Errorf("a missing binary: %v", err)
+	}
+}
+
+func TestParseStat(t *testing.T) {
+	s, err := parseStat([]byte("12 (a) b ) (c) S 7 1 1 0 -1 4194560 1 2 3 4 250 50 30 20 20 0 1 0 5 6 7"))
+	want := stat{pid: 12, parent: 7, own: 3 * time.Second, waited: 500 * time.Millisecond}
+	if err != nil || s != want {
+		t.Errorf("%+v, %v, want %+v", s, err, want)
+	}
+	for _, bad := range []string{"", "12", "12 (a", "12 (a) S", "x (a) S 7 1 1 0 -1 4194560 1 2 3 4 250 50 30 20 20", "12 (a) S 7 1 1 0 -1 4194560 1 2 3 4 y 50 30 20 20"} {
+		if _, err := parseStat([]byte(bad)); !errors.Is(err, errStat) {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+	if used, err := cpu(os.Getpid()); err != nil || used < 0 {
+		t.Errorf("own CPU: %v, %v", used, err)
+	}
+}
+
+func TestMedianAndRatios(t *testing.T) {
+	if m := median([]float64{5, 1, 3}); m != 3 {
+		t.Errorf("median %v, want 3", m)
+	}
+	if m := median([]float64{1, 2, 3, 10}); m != 2.5 {
+		t.Errorf("median %v, want 2.5", m)
+	}
+	var r Report
+	for round := range 3 { // the machine slows down from round to round; the ratio stays
+		slow := float64(int(1) << round)
+		id := ID{Load: "4 KiB random write", Depth: 32, Class: classDurable, Target: peerTgt}
+		r.add(id, Sample{Operations: 1, PerSecond: 100 / slow, MBPerSecond: 10 / slow, P50: 10 * slow, P99: 20 * slow, CPUPerGB: 5})
+		id.Target = ours
+		r.add(id, Sample{Operations: 1, PerSecond: 200 / slow, MBPerSecond: 20 / slow, P50: 5 * slow, P99: 20 * slow, CPUPerGB: 1})
+	}
+	r.complete()
+	if len(r.Comparisons) != 1 {
+		t.Fatalf("%d comparisons", len(r.Comparisons))
+	}
+	if c := r.Comparisons[0]; c.Rate != 2 || c.P50 != 0.5 || c.P99 != 1 || c.CPU != 0.2 || c.Isergate.PerSecond != 100 || c.Other.PerSecond != 50 {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestReplaceFigures(t *testing.T) {
+	text := "a\n" + markBegin + "\nold\n" + markEnd + "\nb\n"
+	got, err := replaceFigures(text, markBegin+"\nnew\n"+markEnd+"\n")
+	if want := "a\n" + markBegin + "\nnew\n" + markEnd + "\nb\n"; err != nil || got != want {
+		t.Errorf("%q, %v, want %q", got, err, want)
+	}
+	if _, err := replaceFigures("a\n"+markEnd+markBegin, "x"); err == nil {
+		t.Error("marks in the wrong order were accepted")
+	}
+}
