@@ -335,6 +335,30 @@ func TestDirDamage(t *testing.T) {
 	}
 }
 
+// A large body is stored whole, wherever it lies in memory and whatever its length.
+func TestDirLargeBody(t *testing.T) {
+	b, err := OpenDir(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	memory := make([]byte, 3<<20)
+	for i := range memory {
+		memory[i] = byte(i * 7 >> 3)
+	}
+	for _, from := range []int{0, 1, 512} {
+		for _, n := range []int{1<<20 - 1, 1 << 20, 1<<20 + 1, 2<<20 + 4096 - 512} {
+			key := fmt.Sprintf("%d-%d", from, n)
+			if err := b.PutIfAbsent(t.Context(), key, memory[from:from+n]); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := b.Get(t.Context(), key, 4<<20); err != nil || !bytes.Equal(got, memory[from:from+n]) {
+				t.Errorf("%d bytes from %d: %d bytes, %v", n, from, len(got), err)
+			}
+		}
+	}
+}
+
 func TestDirOpen(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "photo.jpg"), nil, 0o600); err != nil {
