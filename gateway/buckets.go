@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -88,7 +90,7 @@ func (b *buckets) open(ctx context.Context, url string) (objectstore.Bucket, err
 // attach opens and examines a bucket, decides whether it will do, and wraps it.
 func (b *buckets) attach(ctx context.Context, url string, a *attachment) error {
 	options := objectstore.Options{Logger: b.log, Connections: b.config.Requests}
-	raw, err := b.openURL(ctx, url, options)
+	raw, err := b.openKnown(ctx, url, options)
 	if err != nil {
 		return advised(err)
 	}
@@ -114,6 +116,21 @@ func (b *buckets) attach(ctx context.Context, url string, a *attachment) error {
 	seen := watched{objectstore.WithMetrics(raw, b.metrics), &a.trouble}
 	a.bucket = objectstore.WithRetry(objectstore.WithLimit(seen, b.config.Requests), objectstore.RetryOptions{Budget: b.config.RetryFor})
 	return nil
+}
+
+// openKnown opens a bucket, but makes none in the place of one that holds volumes.
+func (b *buckets) openKnown(ctx context.Context, url string, options objectstore.Options) (objectstore.Bucket, error) {
+	location, err := objectstore.ParseURL(url)
+	if err != nil {
+		return nil, err
+	}
+	inUse := slices.ContainsFunc(b.catalog.State().Volumes, func(v catalog.Volume) bool { return v.Bucket == url })
+	if location.Scheme != "file" || !inUse || !isMissing(location.Dir) {
+		return b.openURL(ctx, url, options)
+	}
+	return &missingDir{dir: location.Dir, url: url, open: func(ctx context.Context) (objectstore.Bucket, error) {
+		return b.openURL(ctx, url, options)
+	}}, nil
 }
 
 // examine finds out what the store does with conditional writes: by asking it, or, if it does
@@ -149,9 +166,9 @@ func (b *buckets) examine(ctx context.Context, url string, bucket objectstore.Bu
 	return conditional, err
 }
 
-// advised adds what a person can do about an error of a store.
+// advised adds what a person can do about an error of a store that ends what was asked.
 func advised(err error) error {
-	if advice := objectstore.Advice(err); advice != "" {
+	if advice := strings.Replace(objectstore.Advice(err), "; the gateway keeps trying", "", 1); advice != "" {
 		return fmt.Errorf("%w. %s", err, advice)
 	}
 	return err

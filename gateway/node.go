@@ -55,6 +55,7 @@ type Node struct {
 	servers  *servers
 	super    supervisor
 
+	served     bool // the start succeeded
 	stopping   atomic.Bool
 	background sync.WaitGroup     // work that ends with ctx
 	ctx        context.Context    // of background work
@@ -86,6 +87,10 @@ func Start(ctx context.Context, o Options) (_ *Node, err error) {
 			_ = n.Stop(context.WithoutCancel(ctx))
 		}
 	}()
+	tcpAPI, err := readTCP(n.cfg.API)
+	if err != nil {
+		return nil, err
+	}
 	if n.lock, err = lockDir(n.cfg.DataDir); err != nil {
 		return nil, err
 	}
@@ -116,10 +121,11 @@ func Start(ctx context.Context, o Options) (_ *Node, err error) {
 	if err := n.front.listen(n.cfg.Portals); err != nil {
 		return nil, err
 	}
-	if n.servers, err = startServers(n); err != nil {
+	if n.servers, err = startServers(n, tcpAPI); err != nil {
 		return nil, err
 	}
 	n.resumeDeletes()
+	n.served = true
 	n.background.Go(func() { n.super.keepAlive(n.ctx, n.alive) })
 	if err := n.super.notify("READY=1"); err != nil {
 		n.log.Warn("service manager was not told", "err", err)
@@ -308,8 +314,12 @@ func (n *Node) Stop(ctx context.Context) error {
 		errs = append(errs, n.lock.release())
 	}
 	err := errors.Join(errs...)
-	if n.engine != nil {
-		n.log.Info("gateway stopped", "took", time.Since(began).Round(time.Millisecond), "err", err)
+	took := time.Since(began).Round(time.Millisecond)
+	switch {
+	case err != nil:
+		n.log.Error("gateway stopped", "took", took, "err", err)
+	case n.served: // after a failed start its error says it all
+		n.log.Info("gateway stopped", "took", took)
 	}
 	return err
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/google/uuid"
@@ -22,6 +21,9 @@ func (n *Node) RestoreVolume(ctx context.Context, r api.RestoreVolume) (api.Rest
 	location, err := objectstore.ParseURL(r.From)
 	if err != nil {
 		return api.Restored{}, invalid("--from: %w", err)
+	}
+	if err := bucketThere(location); err != nil {
+		return api.Restored{}, err
 	}
 	bucket, err := n.buckets.open(ctx, r.From)
 	if err != nil {
@@ -107,6 +109,14 @@ func findInBucket(ctx context.Context, bucket objectstore.Bucket, name string) (
 	return found, api.Errorf(api.CodeUnavailable, "%w", advised(err))
 }
 
+// bucketThere refuses a directory in which opening a bucket would make a new one.
+func bucketThere(location objectstore.Location) error {
+	if location.Scheme == "file" && isMissing(location.Dir) {
+		return notFound("there is no bucket at %s: the directory is missing or empty", location)
+	}
+	return nil
+}
+
 // InspectBucket describes the volumes of a bucket from what is in it, and changes nothing. With
 // verify it reads every object whole and checks every checksum.
 func InspectBucket(ctx context.Context, url string, verify bool) ([]api.BucketVolume, error) {
@@ -114,10 +124,8 @@ func InspectBucket(ctx context.Context, url string, verify bool) ([]api.BucketVo
 	if err != nil {
 		return nil, invalid("%w", err)
 	}
-	if location.Scheme == "file" { // opening would make it
-		if _, err := os.Stat(location.Dir); err != nil {
-			return nil, notFound("there is no bucket at %s: %w", url, err)
-		}
+	if err := bucketThere(location); err != nil {
+		return nil, err
 	}
 	raw, err := objectstore.Open(ctx, url, objectstore.Options{})
 	if err != nil {

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/isergate/isergate/gateway/api"
+	"github.com/isergate/isergate/gateway/config"
 )
 
 // minToken is the least length of the API's token, in bytes.
@@ -37,8 +38,27 @@ func metricsHandler(registry *prometheus.Registry) http.Handler {
 	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
 }
 
+// tcpAPI is what the API on TCP is served with.
+type tcpAPI struct {
+	token string
+	cert  tls.Certificate
+}
+
+// readTCP reads the files of the API on TCP, if it is asked for, and reports all that is wrong with them.
+func readTCP(c config.API) (tcpAPI, error) {
+	if c.Listen == "" {
+		return tcpAPI{}, nil
+	}
+	token, tokenErr := readToken(c.TokenFile)
+	cert, err := tls.LoadX509KeyPair(c.TLSCert, c.TLSKey)
+	if err != nil {
+		err = fmt.Errorf("api.tls_cert and api.tls_key: %w", err)
+	}
+	return tcpAPI{token, cert}, errors.Join(err, tokenErr)
+}
+
 // startServers serves what the configuration asks for.
-func startServers(n *Node) (_ *servers, err error) {
+func startServers(n *Node, secured tcpAPI) (_ *servers, err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &servers{cancel: cancel, socket: n.cfg.API.Socket}
 	defer func() {
@@ -53,7 +73,7 @@ func startServers(n *Node) (_ *servers, err error) {
 		s.list = append(s.list, server)
 		s.running.Go(func() {
 			if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-				n.log.Error("a listener failed", "address", listener.Addr(), "err", err)
+				n.log.Error("a listener failed", "address", listener.Addr().String(), "err", err)
 			}
 		})
 	}
@@ -65,19 +85,13 @@ func startServers(n *Node) (_ *servers, err error) {
 	start(listener, api.Handler(options))
 
 	if n.cfg.API.Listen != "" {
-		if options.Token, err = readToken(n.cfg.API.TokenFile); err != nil {
-			return nil, err
-		}
-		cert, err := tls.LoadX509KeyPair(n.cfg.API.TLSCert, n.cfg.API.TLSKey)
-		if err != nil {
-			return nil, fmt.Errorf("api.tls_cert and api.tls_key: %w", err)
-		}
+		options.Token = secured.token
 		listener, err := net.Listen("tcp", n.cfg.API.Listen)
 		if err != nil {
 			return nil, fmt.Errorf("api.listen: %w", err)
 		}
-		start(tls.NewListener(listener, &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}), api.Handler(options))
-		n.log.Info("API on TCP", "address", listener.Addr())
+		start(tls.NewListener(listener, &tls.Config{Certificates: []tls.Certificate{secured.cert}, MinVersion: tls.VersionTLS12}), api.Handler(options))
+		n.log.Info("API on TCP", "address", listener.Addr().String())
 	}
 	if n.cfg.Metrics.Listen != "" {
 		listener, err := net.Listen("tcp", n.cfg.Metrics.Listen)
@@ -87,7 +101,7 @@ func startServers(n *Node) (_ *servers, err error) {
 		mux := http.NewServeMux()
 		mux.Handle("GET /metrics", n.Metrics())
 		start(listener, mux)
-		n.log.Info("metrics", "address", listener.Addr())
+		n.log.Info("metrics", "address", listener.Addr().String())
 	}
 	if n.cfg.Debug.Pprof != "" {
 		listener, err := net.Listen("tcp", n.cfg.Debug.Pprof)
@@ -95,7 +109,7 @@ func startServers(n *Node) (_ *servers, err error) {
 			return nil, fmt.Errorf("debug.pprof: %w", err)
 		}
 		start(listener, pprofHandler())
-		n.log.Info("profiles", "address", listener.Addr())
+		n.log.Info("profiles", "address", listener.Addr().String())
 	}
 	return s, nil
 }

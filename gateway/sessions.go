@@ -2,11 +2,13 @@ package gateway
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/isergate/isergate/gateway/api"
@@ -42,7 +44,11 @@ func (f *front) listen(list []config.Portal) error {
 			for _, l := range listeners {
 				_ = l.Close()
 			}
-			return fmt.Errorf("portal %s: %w: stop what listens there (another iSCSI target?), or choose another address with --portal", p.Listen, err)
+			advice := "choose another address with --portal"
+			if errors.Is(err, syscall.EADDRINUSE) {
+				advice = "stop what listens there (another iSCSI target?), or " + advice
+			}
+			return fmt.Errorf("portal %s: %w: %s", p.Listen, err, advice)
 		}
 		listeners = append(listeners, tcp.NewListener(l))
 		f.portals.list = append(f.portals.list, api.Portal{Listen: l.Addr().String(), Advertise: p.Advertise})

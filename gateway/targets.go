@@ -17,7 +17,7 @@ func findTarget(s *catalog.State, name string) (*catalog.Target, error) {
 	if t := s.Target(strings.ToLower(name)); t != nil {
 		return t, nil
 	}
-	return nil, notFound("there is no target %q: isergate target create %s", name, name)
+	return nil, notFound("there is no target %q: see \"isergate target list\", or make it with \"isergate target create\"", name)
 }
 
 // addTarget adds a target to the catalogue.
@@ -29,6 +29,13 @@ func addTarget(s *catalog.State, name string) error {
 		return conflict("there are %d targets already, which is the most", catalog.MaxTargets)
 	}
 	s.Targets = append(s.Targets, catalog.Target{Name: name})
+	return nil
+}
+
+func checkLUN(number int) error {
+	if number < 0 || number > catalog.MaxLUN {
+		return fmt.Errorf("LUN %d is outside 0 to %d", number, catalog.MaxLUN)
+	}
 	return nil
 }
 
@@ -46,8 +53,8 @@ func mapLUN(s *catalog.State, target string, id uuid.UUID, number *int) (catalog
 		}
 		lun.Number = free
 	} else {
-		if *number < 0 || *number > catalog.MaxLUN {
-			return catalog.LUN{}, invalid("LUN %d is outside 0 to %d", *number, catalog.MaxLUN)
+		if err := checkLUN(*number); err != nil {
+			return catalog.LUN{}, invalid("%w", err)
 		}
 		lun.Number = uint16(*number)
 	}

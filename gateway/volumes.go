@@ -112,12 +112,20 @@ func (n *Node) newEntry(r api.CreateVolume) (catalog.Volume, error) {
 	}
 	if r.BlockSize != 512 && r.BlockSize != 4096 {
 		fault(fmt.Errorf("block size %d is neither 512 nor 4096", r.BlockSize))
+		fault(checkSize(r.SizeBytes, 1))
 	} else {
 		fault(checkSize(r.SizeBytes, r.BlockSize))
 	}
 	policy := cache.DefaultPolicy
 	fault(changePolicy(&policy, nonEmpty(r.Ack), nonEmpty(r.Flush), nonEmpty(r.OnUnmet)))
 	fault(n.checkBudget(r.DirtyBudgetBytes))
+	if r.Target != "" {
+		_, err := catalog.CheckName(r.Target)
+		fault(err)
+	}
+	if r.LUN != nil {
+		fault(checkLUN(*r.LUN))
+	}
 	if faults != nil {
 		return catalog.Volume{}, invalid("%s", strings.Join(faults, "; "))
 	}
@@ -305,7 +313,7 @@ func (n *Node) ChangeVolume(ctx context.Context, name string, r api.ChangeVolume
 	}
 	if policy != entry.Policy {
 		v.unit.RaiseUnitAttention(ascModeParameters, ascqModeParameters, nil)
-		n.event("info", "policy_changed", v.id, policy.Sentence())
+		n.event("info", "policy_changed", v.id, fmt.Sprintf("volume %s: %s", v.name, policy.Sentence()))
 	}
 	return n.describe(v, &state), nil
 }

@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	pathpkg "path"
 	"strconv"
 	"strings"
 	"syscall"
@@ -77,6 +78,9 @@ func Unreachable(err error) bool {
 
 func call[Result any](ctx context.Context, c *Client, method, path string, request any) (Result, error) {
 	var result Result
+	if path != pathpkg.Clean(path) { // a server would take it for another call
+		return result, Errorf(CodeInvalid, "a name may not be empty, \".\" or \"..\"")
+	}
 	var body io.Reader
 	if request != nil {
 		text, err := json.Marshal(request)

@@ -7,12 +7,14 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/isergate/isergate/gateway/units"
+	"github.com/isergate/isergate/objectstore"
 )
 
 // DefaultDataDir is where a node without configuration keeps its data.
@@ -225,16 +227,20 @@ func Load(path string, flags Flags) (Config, error) {
 
 // apply lays the flags over c. A key that a flag replaced loses its line.
 func (c *Config) apply(flags Flags, lines map[string]int) (faults []error) {
-	text := func(to *string, from *string, key string) {
-		if from != nil {
+	text := func(to *string, from *string, key, flag string) {
+		switch {
+		case from == nil:
+		case *from == "": // a variable of a script that is not set: the default would be a surprise
+			faults = append(faults, fmt.Errorf("%s: is empty: give it a value, or leave it out", flag))
+		default:
 			*to = *from
 			delete(lines, key)
 		}
 	}
-	text(&c.DataDir, flags.DataDir, "data_dir")
-	text(&c.Bucket.URL, flags.Bucket, "bucket.url")
-	text(&c.Log.Format, flags.LogFormat, "log.format")
-	text(&c.Log.Level, flags.LogLevel, "log.level")
+	text(&c.DataDir, flags.DataDir, "data_dir", "--data-dir")
+	text(&c.Bucket.URL, flags.Bucket, "bucket.url", "--bucket")
+	text(&c.Log.Format, flags.LogFormat, "log.format", "--log-format")
+	text(&c.Log.Level, flags.LogLevel, "log.level", "--log-level")
 	if flags.Open != nil {
 		c.Open = *flags.Open
 	}
@@ -268,6 +274,9 @@ func (f Fault) in(path string) error {
 	if f.Line > 0 {
 		where = fmt.Sprintf("%s:%d: %s", path, f.Line, f.Key)
 	}
+	if f.Key == "" && f.Line == 0 {
+		return fmt.Errorf("%s: %s", path, f.Text)
+	}
 	if f.Key == "" {
 		return fmt.Errorf("%s%s", where, f.Text)
 	}
@@ -297,7 +306,7 @@ func (c *Config) Complete() (faults []Fault) {
 	}
 	absolute(&c.DataDir, "data_dir")
 	if c.Bucket.URL == "" {
-		c.Bucket.URL = "file://" + filepath.ToSlash(filepath.Join(c.DataDir, "bucket"))
+		c.Bucket.URL = (&url.URL{Scheme: "file", Path: filepath.ToSlash(filepath.Join(c.DataDir, "bucket"))}).String()
 	}
 	c.completeBucket(fault)
 
@@ -358,6 +367,11 @@ func (c *Config) completeBucket(fault faultFunc) {
 		}
 	default:
 		fault("bucket.url", "%q is no scheme of a bucket URL: use s3, file or mem", scheme)
+	}
+	if scheme == "s3" || scheme == "mem" || strings.HasPrefix(rest, "///") {
+		if _, err := objectstore.ParseURL(c.Bucket.URL); err != nil {
+			fault("bucket.url", "%s", strings.TrimPrefix(err.Error(), objectstore.ErrInvalid.Error()+": bucket URL: "))
+		}
 	}
 	if c.Bucket.Requests == 0 {
 		c.Bucket.Requests = 32

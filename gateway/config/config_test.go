@@ -184,6 +184,25 @@ cache: {}
 	}
 }
 
+// A flag that an unset variable left empty is a fault, never the default; so is a bucket URL that does not parse.
+func TestEmptyFlagsAndBucketURLs(t *testing.T) {
+	empty, unclear := "", "s3://bucket/p?endpont=x"
+	_, err := Load("", Flags{DataDir: &empty, Bucket: &empty, LogLevel: &empty})
+	for _, want := range []string{"--data-dir: is empty", "--bucket: is empty", "--log-level: is empty"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("missing %q in %v", want, err)
+		}
+	}
+	if _, err := Load("", Flags{Bucket: &unclear}); err == nil || !strings.HasPrefix(err.Error(), `bucket.url: parameter "endpont" is unknown`) {
+		t.Error(err)
+	}
+	odd := "/tmp/100% sure?"
+	c, err := Load("", Flags{DataDir: &odd})
+	if err != nil || c.Bucket.URL != "file:///tmp/100%25%20sure%3F/bucket" {
+		t.Errorf("%q, %v", c.Bucket.URL, err)
+	}
+}
+
 func TestDemoIsLoopbackOnly(t *testing.T) {
 	yes := true
 	for _, portal := range []string{"0.0.0.0:3260", ":3260", "10.1.2.3:3260", "[::]:3260"} {

@@ -98,6 +98,9 @@ func (p *parser) value(key string, node *yaml.Node, into reflect.Value) {
 
 func (p *parser) mapping(key string, node *yaml.Node, into reflect.Value) {
 	if node.Kind != yaml.MappingNode {
+		if key == "" {
+			key = "the file"
+		}
 		p.fault(key, node.Line, "takes keys with values")
 		return
 	}
