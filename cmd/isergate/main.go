@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"regexp"
 	"strings"
 	"syscall"
 
@@ -55,14 +56,29 @@ func run(args []string, stdout, stderr io.Writer) int {
 		if found, _, err := root.Find(args); err == nil {
 			called = found
 		}
-		c.complain(fmt.Errorf("%w: see \"%s --help\"", err, called.CommandPath()))
+		c.complain(fmt.Errorf("%s: see \"%s --help\"", refusal(err), called.CommandPath()))
 		return exitUsage
+	}
+	if errors.Is(failed, context.Canceled) && ctx.Err() != nil {
+		c.complain(errors.New("interrupted"))
+		return exitFailed
 	}
 	c.complain(failed.error)
 	if api.CodeOf(failed.error) == api.CodeInvalid {
 		return exitUsage
 	}
 	return exitFailed
+}
+
+var parseError = regexp.MustCompile(`strconv\.\w+: parsing ".*": `)
+
+// refusal is what cobra says about a command line, on one line and without names of Go.
+func refusal(err error) string {
+	text, similar, found := strings.Cut(err.Error(), "\n\nDid you mean this?\n")
+	if found {
+		text += ": did you mean " + strings.Join(strings.Fields(similar), " or ") + "?"
+	}
+	return parseError.ReplaceAllString(text, "")
 }
 
 // failure marks an error of a command that was understood and did not succeed.
@@ -135,9 +151,11 @@ func (c *cli) command() *cobra.Command {
 disks and go on, in order, to an S3 bucket, from which a volume can be restored alone.
 
 "isergate serve" is the gateway; the other commands talk to a running one.`,
+		Version:       programVersion(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
+	root.SetVersionTemplate("isergate {{.Version}}\n")
 	address := os.Getenv("ISERGATE_API")
 	if address == "" {
 		address = defaultAPI
@@ -150,24 +168,31 @@ disks and go on, in order, to an S3 bucket, from which a volume can be restored 
 	root.AddCommand(
 		c.serve(), c.status(), c.volume(), c.target(), c.lun(), c.acl(), c.session(), c.bucket(), c.drain(), c.version(),
 	)
+	c.completions(root)
+	root.InitDefaultCompletionCmd()
+	for _, cmd := range root.Commands() {
+		if cmd.Name() == "completion" {
+			cmd.Args, cmd.RunE = nil, onlyGroup
+		}
+	}
 	return root
 }
 
 // group is a command that only has commands below it.
 func group(use, short string, commands ...*cobra.Command) *cobra.Command {
-	g := &cobra.Command{
-		Use: use, Short: short,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			var names []string
-			for _, sub := range cmd.Commands() {
-				names = append(names, sub.Name())
-			}
-			if len(args) > 0 {
-				return fmt.Errorf("unknown command %q: %s takes %s", args[0], cmd.CommandPath(), strings.Join(names, ", "))
-			}
-			return fmt.Errorf("%s takes one of %s", cmd.CommandPath(), strings.Join(names, ", "))
-		},
-	}
+	g := &cobra.Command{Use: use, Short: short, RunE: onlyGroup}
 	g.AddCommand(commands...)
 	return g
+}
+
+// onlyGroup refuses to run a command that only has commands below it.
+func onlyGroup(cmd *cobra.Command, args []string) error {
+	var names []string
+	for _, sub := range cmd.Commands() {
+		names = append(names, sub.Name())
+	}
+	if len(args) > 0 {
+		return fmt.Errorf("unknown command %q: %s takes %s", args[0], cmd.CommandPath(), strings.Join(names, ", "))
+	}
+	return fmt.Errorf("%s takes one of %s", cmd.CommandPath(), strings.Join(names, ", "))
 }

@@ -174,7 +174,11 @@ func (c *cli) drain() *cobra.Command {
 				if err != nil || s.DirtyBytes == 0 {
 					return ""
 				}
-				return fmt.Sprintf("drain: %s are not in the bucket yet", size(s.DirtyBytes))
+				text := fmt.Sprintf("drain: %s are not in the bucket yet", size(s.DirtyBytes))
+				if s.Bucket.Error != "" {
+					text += "; the bucket does not answer: see \"isergate status\""
+				}
+				return text
 			})
 			err := node.Drain(ctx)
 			stop()

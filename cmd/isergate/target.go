@@ -50,6 +50,9 @@ func printTargets(w io.Writer, targets []api.Target) {
 	row(w, "TARGET", "LUN", "VOLUME", "ACCESS", "SESSIONS")
 	for _, t := range targets {
 		access := fmt.Sprintf("%d ACL entries", len(t.ACLs))
+		if len(t.ACLs) == 1 {
+			access = "1 ACL entry"
+		}
 		if t.Open {
 			access = "open"
 		}
@@ -113,6 +116,9 @@ func (c *cli) acl() *cobra.Command {
 		Long: `Let an initiator in, or replace its entry. With --chap-user it has to authenticate by CHAP; with
 --mutual-user the target authenticates too. Secrets are at least 12 bytes and differ from each other.`,
 		RunE: c.asks(func(ctx context.Context, node *api.Client, args []string) error {
+			if mutualUser != "" && user == "" {
+				return api.Errorf(api.CodeInvalid, "--mutual-user needs --chap-user and --chap-secret-file too: only an initiator that authenticates can ask the target to")
+			}
 			r := api.AddACL{Initiator: args[1], CHAPUser: user, MutualUser: mutualUser}
 			var err error
 			if r.CHAPSecret, err = readSecret("--chap-secret-file", secretFile); err != nil {
@@ -205,7 +211,7 @@ func readSecret(flag, path string) ([]byte, error) {
 	}
 	text = bytes.TrimSuffix(bytes.TrimSuffix(text, []byte("\n")), []byte("\r"))
 	if bytes.ContainsAny(text, "\r\n\x00") {
-		return nil, api.Errorf(api.CodeInvalid, "%s: %s holds more than one line", flag, path)
+		return nil, api.Errorf(api.CodeInvalid, "%s: %s is not one line of text", flag, path)
 	}
 	return text, nil
 }

@@ -21,37 +21,55 @@ func (c *cli) volume() *cobra.Command {
 // policyFlags are the flags of a persistence policy.
 type policyFlags struct {
 	ack, flush, onUnmet string
-	budget              units.Size
+	budget              sizeFlag
 }
 
-func (p *policyFlags) add(cmd *cobra.Command) {
+// add adds them to a command that makes a volume, or changes one: what is not given stays as it is there.
+func (p *policyFlags) add(cmd *cobra.Command, changes bool) {
+	usual := func(text string) string {
+		if changes {
+			return ""
+		}
+		return " (default " + text + ")"
+	}
 	flags := cmd.Flags()
-	flags.StringVar(&p.ack, "ack", "", "level at which a write is acknowledged: memory, local, quorum or object (default local)")
-	flags.StringVar(&p.flush, "flush", "", "level that a flush or FUA write reaches, not below ack (default local, or ack)")
-	flags.StringVar(&p.onUnmet, "on-unmet", "", "while a level is out of reach: block, error or degrade (default block)")
-	flags.Var(&p.budget, "dirty-budget", "most bytes that may be acknowledged and not in the bucket (default: a quarter of the journal)")
+	flags.StringVar(&p.ack, "ack", "", "level at which a write is acknowledged: memory, local, quorum or object"+usual("local"))
+	flags.StringVar(&p.flush, "flush", "", "level that a flush or FUA write reaches, not below ack"+usual("local, or ack if that is above"))
+	flags.StringVar(&p.onUnmet, "on-unmet", "", "while a level is out of reach: block, error or degrade"+usual("block"))
+	flags.Var(&p.budget, "dirty-budget", "most bytes that may be acknowledged and not in the bucket; 0: as the configuration says, else a quarter of the journal")
+}
+
+// sizeFlag is a size on the command line, with no default to print.
+type sizeFlag struct{ units.Size }
+
+// String implements the flag value interface.
+func (s *sizeFlag) String() string {
+	if s.Size == 0 {
+		return ""
+	}
+	return s.Size.String()
 }
 
 func (c *cli) volumeCreate() *cobra.Command {
 	var (
 		policy policyFlags
-		bytes  units.Size
+		bytes  sizeFlag
 		block  int32
 		target string
 	)
 	cmd := &cobra.Command{Use: "create NAME --size SIZE", Short: "Create a volume", Args: cobra.ExactArgs(1)}
-	cmd.Flags().Var(&bytes, "size", "1MiB to 64TiB; thin")
+	cmd.Flags().Var(&bytes, "size", "1MiB to 64TiB, thin; for example 10GiB")
 	cmd.Flags().Int32Var(&block, "block-size", 512, "logical block size, 512 or 4096")
 	cmd.Flags().StringVar(&target, "target", "", "map it at this target, which is created if it is not there")
-	policy.add(cmd)
+	policy.add(cmd, false)
 	number := lunFlag(cmd)
 	if err := cmd.MarkFlagRequired("size"); err != nil {
 		panic(err) // the flag is defined above
 	}
 	cmd.RunE = c.asks(func(ctx context.Context, node *api.Client, args []string) error {
 		v, err := node.CreateVolume(ctx, api.CreateVolume{
-			Name: args[0], SizeBytes: int64(bytes), BlockSize: block, Ack: policy.ack, Flush: policy.flush, OnUnmet: policy.onUnmet,
-			DirtyBudgetBytes: int64(policy.budget), Target: target, LUN: number(),
+			Name: args[0], SizeBytes: int64(bytes.Size), BlockSize: block, Ack: policy.ack, Flush: policy.flush, OnUnmet: policy.onUnmet,
+			DirtyBudgetBytes: int64(policy.budget.Size), Target: target, LUN: number(),
 		})
 		if err != nil {
 			return err
@@ -110,6 +128,10 @@ func (c *cli) volumeShow() *cobra.Command {
 	}
 }
 
+func policyOf(v api.Volume) string {
+	return fmt.Sprintf("ack=%s flush=%s on-unmet=%s", v.Policy.Ack, v.Policy.Flush, v.Policy.OnUnmet)
+}
+
 func printVolume(w io.Writer, v api.Volume) {
 	row(w, "Name", v.Name)
 	row(w, "UUID", v.UUID)
@@ -119,7 +141,7 @@ func printVolume(w io.Writer, v api.Volume) {
 		state += ": " + v.Reason
 	}
 	row(w, "State", state)
-	policy := fmt.Sprintf("ack=%s flush=%s on-unmet=%s", v.Policy.Ack, v.Policy.Flush, v.Policy.OnUnmet)
+	policy := policyOf(v)
 	if v.WriteThrough {
 		policy += ", write cache switched off by an initiator"
 	}
@@ -195,8 +217,12 @@ func (c *cli) volumeProgress(ctx context.Context, node *api.Client, what, name s
 
 func (c *cli) volumeSet() *cobra.Command {
 	var policy policyFlags
-	cmd := &cobra.Command{Use: "set NAME", Short: "Change a volume's persistence policy while it is used", Args: cobra.ExactArgs(1)}
-	policy.add(cmd)
+	cmd := &cobra.Command{
+		Use: "set NAME", Short: "Change a volume's persistence policy while it is used", Args: cobra.ExactArgs(1),
+		Long: `Change a volume's persistence policy while it is used. What is not given stays as it is, except that a higher
+--ack takes flush along. Initiators learn of it by a unit attention.`,
+	}
+	policy.add(cmd, true)
 	cmd.MarkFlagsOneRequired("ack", "flush", "on-unmet", "dirty-budget")
 	cmd.RunE = c.asks(func(ctx context.Context, node *api.Client, args []string) error {
 		given := func(name string, value *string) *string {
@@ -207,14 +233,16 @@ func (c *cli) volumeSet() *cobra.Command {
 		}
 		r := api.ChangeVolume{Ack: given("ack", &policy.ack), Flush: given("flush", &policy.flush), OnUnmet: given("on-unmet", &policy.onUnmet)}
 		if cmd.Flags().Changed("dirty-budget") {
-			n := int64(policy.budget)
+			n := int64(policy.budget.Size)
 			r.DirtyBudgetBytes = &n
 		}
 		v, err := node.ChangeVolume(ctx, args[0], r)
 		if err != nil {
 			return err
 		}
-		return c.print(v, func(w io.Writer) { fmt.Fprintln(w, v.Contract) })
+		return c.print(v, func(w io.Writer) {
+			fmt.Fprintf(w, "Volume %s has %s, and a dirty budget of %s.\n%s\n", v.Name, policyOf(v), size(v.DirtyBudgetBytes), v.Contract)
+		})
 	})
 	return cmd
 }
