@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -156,41 +158,66 @@ func (g *gateway) drained(ctx context.Context, volume string) error {
 	return err
 }
 
-// profile records where CPU time goes, and what is allocated, for about the duration, into files with that name.
+// putBytes returns the bytes of all objects that the gateway has put so far.
+func (g *gateway) putBytes(ctx context.Context) (int64, error) {
+	socket := filepath.Join(g.dir, "data", "api.sock")
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}}
+	text, err := get(ctx, client, "http://node/metrics")
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(text)) {
+		if value, found := strings.CutPrefix(line, `isergate_object_bytes_total{op="put"} `); found {
+			n, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+			return int64(n), err
+		}
+	}
+	return 0, errors.New("the gateway's metrics do not say how many bytes it has put")
+}
+
+// profile records for about the duration where CPU time goes, and at both ends what has been allocated so far, into files
+// with that name: "go tool pprof -sample_index=alloc_objects -base NAME.before NAME.after".
 func (g *gateway) profile(ctx context.Context, name string, d time.Duration) error {
 	if g.pprof == "" {
 		return nil
 	}
-	kinds := []string{"profile", "allocs"}
-	errs := make([]error, len(kinds))
-	_ = parallel(len(kinds), len(kinds), func(i int) error {
-		seconds := int(max(d, time.Second).Round(time.Second) / time.Second)
-		errs[i] = fetch(ctx, fmt.Sprintf("http://%s/debug/pprof/%s?seconds=%d", g.pprof, kinds[i], seconds),
-			filepath.Join(g.h.o.Profile, name+"."+kinds[i]))
-		return nil
-	})
-	return errors.Join(errs...)
+	seconds := int(max(d, time.Second).Round(time.Second) / time.Second)
+	for _, p := range []struct{ query, suffix string }{
+		{"heap?gc=1", "before"}, {fmt.Sprintf("profile?seconds=%d", seconds), "cpu"}, {"heap?gc=1", "after"},
+	} {
+		if err := fetch(ctx, fmt.Sprintf("http://%s/debug/pprof/%s", g.pprof, p.query), filepath.Join(g.h.o.Profile, name+"."+p.suffix)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // fetch gets a URL into a file.
 func fetch(ctx context.Context, url, file string) error {
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	body, err := get(ctx, http.DefaultClient, url)
 	if err != nil {
 		return err
 	}
-	response, err := http.DefaultClient.Do(r)
+	return os.WriteFile(file, body, 0o600)
+}
+
+func get(ctx context.Context, client *http.Client, url string) ([]byte, error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return err
+		return nil, err
+	}
+	response, err := client.Do(r)
+	if err != nil {
+		return nil, err
 	}
 	defer response.Body.Close()
 	body, err := io.ReadAll(response.Body)
-	if err != nil {
-		return err
+	if err == nil && response.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s", url, response.Status)
 	}
-	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s: %s", url, response.Status)
-	}
-	return os.WriteFile(file, body, 0o600)
+	return body, err
 }
 
 // poll calls f until it says true or fails.

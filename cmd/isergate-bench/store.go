@@ -169,29 +169,15 @@ func (s *store) destage(ctx context.Context, round int) ([]object, error) {
 	return objects, err
 }
 
-// watch follows the volume's bytes in the bucket until done is closed.
+// watch follows what the volume has in the bucket until done is closed.
 func (s *store) watch(ctx context.Context, done <-chan struct{}) (Sample, error) {
-	type reading struct {
-		at    time.Time
-		cpu   time.Duration
-		bytes int64
-	}
-	read := func() (reading, error) {
-		v, err := s.gateway.client.Volume(ctx, storeVolume)
-		if err != nil {
-			return reading{}, err
-		}
-		used, err := s.volume.cpu()
-		return reading{time.Now(), used, v.ObjectBytes}, err
-	}
-	start, err := read()
+	first, err := s.gateway.client.Volume(ctx, storeVolume)
 	if err != nil {
 		return Sample{}, err
 	}
-	begin := start
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
-	for begin.bytes < start.bytes+destageParallel*objectBytes {
+	for now := first; now.ObjectBytes < first.ObjectBytes+destageParallel*objectBytes; {
 		select {
 		case <-tick.C:
 		case <-done:
@@ -199,17 +185,29 @@ func (s *store) watch(ctx context.Context, done <-chan struct{}) (Sample, error)
 		case <-ctx.Done():
 			return Sample{}, ctx.Err()
 		}
-		if begin, err = read(); err != nil {
+		if now, err = s.gateway.client.Volume(ctx, storeVolume); err != nil {
 			return Sample{}, err
 		}
 	}
-	<-done
-	end, err := read()
+	// The volume tells what is there without a gap, the metrics also what has overtaken.
+	reading := func() (at time.Time, used time.Duration, bytes int64, err error) {
+		at = time.Now()
+		bytes, bytesErr := s.gateway.putBytes(ctx)
+		used, err = s.volume.cpu()
+		return at, used, bytes, errors.Join(bytesErr, err)
+	}
+	begin, cpuBefore, bytesBefore, err := reading()
 	if err != nil {
 		return Sample{}, err
 	}
-	return rawSample(rawResult{Operations: uint64((end.bytes - begin.bytes + objectBytes - 1) / objectBytes), Bytes: uint64(end.bytes - begin.bytes),
-		Elapsed: end.at.Sub(begin.at), CPU: end.cpu - begin.cpu}), nil
+	<-done
+	end, cpuAfter, bytesAfter, err := reading()
+	if err != nil {
+		return Sample{}, err
+	}
+	bytes := bytesAfter - bytesBefore
+	return rawSample(rawResult{Operations: uint64((bytes + objectBytes - 1) / objectBytes), Bytes: uint64(bytes),
+		Elapsed: end.Sub(begin), CPU: cpuAfter - cpuBefore}), nil
 }
 
 // newObjects lists the objects of the volumes' logs that came since the last call, but not those without data.
