@@ -260,11 +260,11 @@ func addMapping(s *catalog.State, entry catalog.Volume, target string, lun *int)
 // checkFree refuses a name or identity that is in use, or about to be.
 func (n *Node) checkFree(name string, id uuid.UUID) error {
 	state := n.catalog.State()
+	if other := state.VolumeByID(id); other != nil {
+		return conflict("volume %s is on this node already, as %q: unmap and delete it first", id, other.Name)
+	}
 	if other := state.Volume(name); other != nil || n.reserved[name] {
 		return conflict("there is a volume %q already: choose another name", name)
-	}
-	if other := state.VolumeByID(id); other != nil {
-		return conflict("volume %s is on this node already, as %q: delete it first", id, other.Name)
 	}
 	return nil
 }

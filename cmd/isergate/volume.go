@@ -186,7 +186,8 @@ func (c *cli) volumeDelete() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "delete NAME", Short: "Delete a volume from the gateway; the bucket keeps it unless --purge", Args: cobra.ExactArgs(1),
 		Long: `Delete a volume from the gateway. It must not be mapped. Without --purge everything acknowledged is
-brought to the bucket first, and the bucket keeps the volume: "isergate volume restore" brings it back.`,
+brought to the bucket first, and the bucket keeps the volume: "isergate volume restore" brings it back. Of a volume
+that is fenced, what is not in the bucket ("dirty" in volume show) is lost: the bucket belongs to a newer owner.`,
 		RunE: c.asks(func(ctx context.Context, node *api.Client, args []string) error {
 			stop := c.volumeProgress(ctx, node, "delete", args[0])
 			err := node.DeleteVolume(ctx, args[0], api.DeleteVolume{Purge: purge})
