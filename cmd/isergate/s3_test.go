@@ -30,16 +30,7 @@ func TestRealS3(t *testing.T) {
 				t.Skip("radosgw takes half a minute to start; not with -short")
 			}
 			server := s3test.New(t, kind)
-			if err := server.CreateBucket(t.Context(), "isergate"); err != nil {
-				t.Fatal(err)
-			}
-			url := server.URL("isergate", "a/prefix")
-			g := newGatewayOn(t, url, smallCache, "--open")
-			g.env = server.Env()
-			if refused(t, g) {
-				g = newGatewayOn(t, url, smallCache+singleWriter, "--open")
-				g.env = server.Env()
-			}
+			g := newGatewayOnServer(t, server, "--open")
 			g.start()
 			g.run("volume", "create", "v", "--size", "32MiB", "--target", target)
 			raw := image(t, g.dir, 32)
@@ -82,11 +73,11 @@ func TestRealS3(t *testing.T) {
 			}
 			g.start()
 			var found []api.BucketVolume
-			g.json(&found, "bucket", "inspect", url, "--verify")
+			g.json(&found, "bucket", "inspect", g.bucket(), "--verify")
 			if len(found) != 1 || found[0].Name != "v" || found[0].Error != "" || len(found[0].Damaged) != 0 {
 				t.Fatalf("%+v", found)
 			}
-			g.run("volume", "restore", "--from", url, "--volume", found[0].UUID)
+			g.run("volume", "restore", "--from", g.bucket(), "--volume", found[0].UUID)
 			g.run("target", "create", target)
 			g.run("lun", "map", target, "v")
 			g.equal(raw, "", "restore from the bucket alone")
@@ -95,6 +86,22 @@ func TestRealS3(t *testing.T) {
 			}
 		})
 	}
+}
+
+// newGatewayOnServer prepares a gateway whose bucket is on a real server, as that server can have it.
+func newGatewayOnServer(t *testing.T, server *s3test.Server, args ...string) *gatewayProcess {
+	t.Helper()
+	if err := server.CreateBucket(t.Context(), "isergate"); err != nil {
+		t.Fatal(err)
+	}
+	url := server.URL("isergate", "a/prefix")
+	g := newGatewayOn(t, url, smallCache, args...)
+	g.env = server.Env()
+	if refused(t, g) {
+		g = newGatewayOn(t, url, smallCache+singleWriter, args...)
+		g.env = server.Env()
+	}
+	return g
 }
 
 // refused reports whether the store does not keep two writers apart: the gateway then says so and
