@@ -121,7 +121,11 @@ func (e *Engine) reclaim(ctx context.Context) error {
 			if o := v.down.Load(); o != nil && o.state != StateOpening {
 				return nil // its records stay as they are, whatever they are worth
 			}
-			if covered, err := v.checkpointHome(ctx, gen); err != nil || !covered {
+			covered, err := v.checkpointHome(ctx, gen)
+			if errors.Is(err, homemap.ErrClosed) {
+				return nil // the volume was closed meanwhile
+			}
+			if err != nil || !covered {
 				return err
 			}
 		}
