@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -34,6 +35,7 @@ type histWrite struct {
 	kind   journal.Kind
 	off, n int64
 	data   []byte // for Same one block
+	size   int64  // of the volume, for a Note
 	lsn    LSN
 	acked  Level // 0: never acknowledged
 }
@@ -45,11 +47,21 @@ type history struct {
 	writes  []*histWrite
 	late    []lateWrite
 	claimed LSN // the highest object watermark that was ever reported
+
+	atObject LSN  // the highest that was acknowledged at `object`
+	degrades bool // on-unmet=degrade is in force, or was
 }
 
 func (h *history) note(w *histWrite) {
 	h.mu.Lock()
 	h.writes = append(h.writes, w)
+	h.mu.Unlock()
+}
+
+// drop forgets a write that was never handed to the journal.
+func (h *history) drop(w *histWrite) {
+	h.mu.Lock()
+	h.writes = slices.DeleteFunc(h.writes, func(x *histWrite) bool { return x == w })
 	h.mu.Unlock()
 }
 
@@ -59,6 +71,9 @@ func (h *history) image(lsn LSN, size int64) []byte {
 	img := make([]byte, size)
 	for _, w := range h.writes {
 		if w.lsn == 0 || w.lsn > lsn {
+			continue
+		}
+		if w.kind == journal.KindNote {
 			continue
 		}
 		part := img[w.off : w.off+w.n]
@@ -79,7 +94,15 @@ func (h *history) image(lsn LSN, size int64) []byte {
 // check compares a volume with the history as of its LSN, and forgets what was lost.
 func (h *history) check(t *testing.T, v *Volume, survives Level) {
 	t.Helper()
-	lsn := v.Status().Watermarks.Acked.LSN
+	if err := h.compare(t, v, survives); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// compare is check, and returns the error of a read.
+func (h *history) compare(t *testing.T, v *Volume, survives Level) error {
+	t.Helper()
+	lsn := max(v.acked.get().LSN, v.local.get().LSN)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var top LSN
@@ -94,24 +117,43 @@ func (h *history) check(t *testing.T, v *Volume, survives Level) {
 	if top != lsn {
 		t.Errorf("volume %s ends at LSN %d, which nobody wrote; the history has %d", h.cfg.Name, lsn, top)
 	}
-	want := h.image(lsn, v.size.Load())
+	size := h.sizeAt(lsn)
+	if v.size.Load() != size {
+		t.Errorf("volume %s at LSN %d has %d bytes, the history says %d", h.cfg.Name, lsn, v.size.Load(), size)
+	}
+	want := h.image(lsn, size)
 	for off := int64(0); off < int64(len(want)); off += 256 << 10 {
 		n := min(256<<10, int64(len(want))-off)
 		b, err := v.Read(t.Context(), off, n)
+		for try := 0; errors.Is(err, ErrBusy) && try < 20; try++ { // a fault of the bucket, which ends
+			b, err = v.Read(t.Context(), off, n)
+		}
 		if err != nil {
-			t.Fatalf("volume %s: read %d+%d: %v", h.cfg.Name, off, n, err)
+			return fmt.Errorf("volume %s: read %d+%d: %w", h.cfg.Name, off, n, err)
 		}
 		got := bytes.Join(b.Buffers(), nil)
 		b.Release()
 		if w := want[off : off+n]; !bytes.Equal(got, w) {
 			for i := 0; i < len(got); i += sectorBytes {
 				if !bytes.Equal(got[i:i+sectorBytes], w[i:i+sectorBytes]) {
-					t.Fatalf("volume %s at LSN %d, sector %d: has stamp %x, the history says %x", h.cfg.Name, lsn, (off+int64(i))/sectorBytes, got[i:i+8], w[i:i+8])
+					return fmt.Errorf("volume %s at LSN %d, sector %d: has stamp %x, the history says %x", h.cfg.Name, lsn, (off+int64(i))/sectorBytes, got[i:i+8], w[i:i+8])
 				}
 			}
 		}
 	}
 	h.writes = slices.DeleteFunc(h.writes, func(w *histWrite) bool { return w.lsn == 0 || w.lsn > lsn })
+	return nil
+}
+
+// sizeAt is the size of the volume as of lsn.
+func (h *history) sizeAt(lsn LSN) int64 {
+	size := h.cfg.SizeBytes
+	for _, w := range h.writes {
+		if w.lsn != 0 && w.lsn <= lsn {
+			size = max(size, w.size)
+		}
+	}
+	return size
 }
 
 // stamp fills data with values that no other write has.
@@ -143,6 +185,7 @@ func (h *history) write(ctx context.Context, v *Volume, rng *rand.Rand) error {
 		w.kind = journal.KindZero
 		w.off, w.n = place(blocks / 2)
 		if o, err = v.reserve(ctx, 0); err == nil {
+			h.note(w)
 			err = o.submit(journal.Record{Kind: w.kind, Offset: uint64(w.off), Length: uint64(w.n)})
 		}
 	case 1:
@@ -152,6 +195,7 @@ func (h *history) write(ctx context.Context, v *Volume, rng *rand.Rand) error {
 		stamp(rng, w.data)
 		if o, err = v.reserve(ctx, bs); err == nil {
 			copy(o.bufs[0], w.data)
+			h.note(w)
 			err = o.submit(journal.Record{Kind: w.kind, Offset: uint64(w.off), Length: uint64(w.n), PayloadBytes: uint32(bs)})
 		}
 	default:
@@ -164,14 +208,20 @@ func (h *history) write(ctx context.Context, v *Volume, rng *rand.Rand) error {
 			for _, b := range o.bufs {
 				rest = rest[copy(b, rest):]
 			}
+			h.note(w)
 			err = o.submit(journal.Record{Kind: w.kind, Offset: uint64(w.off), Length: uint64(w.n), PayloadBytes: uint32(w.n)})
 		}
 	}
 	if err != nil {
+		h.drop(w)
 		return err
 	}
-	h.note(w)
-	err = o.finish(ctx, due)
+	return h.finish(ctx, w, o, due)
+}
+
+// finish waits for the answer and notes it.
+func (h *history) finish(ctx context.Context, w *histWrite, o *op, due Level) error {
+	err := o.finish(ctx, due)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	w.lsn = LSN(o.entry.Record.LSN)
@@ -180,6 +230,12 @@ func (h *history) write(ctx context.Context, v *Volume, rng *rand.Rand) error {
 		return err
 	}
 	w.acked = due
+	if h.degrades {
+		w.acked = min(due, Local) // and that is announced
+	}
+	if w.acked == Object {
+		h.atObject = max(h.atObject, w.lsn)
+	}
 	return nil
 }
 
@@ -337,7 +393,7 @@ func restoreAll(t *testing.T, w *world, hs []*history) {
 		if report.LSN < h.claimed {
 			t.Errorf("volume %s: LSN %d was reported at object, the bucket holds %d", h.cfg.Name, h.claimed, report.LSN)
 		}
-		if report.Name != h.cfg.Name || report.SizeBytes != h.cfg.SizeBytes || report.BlockSize != h.cfg.BlockSize {
+		if report.Name != h.cfg.Name || report.SizeBytes != h.sizeAt(report.LSN) || report.BlockSize != h.cfg.BlockSize {
 			t.Errorf("restored %+v, want %+v", report, h.cfg)
 		}
 		h.check(t, v, Object)

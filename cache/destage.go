@@ -280,12 +280,21 @@ func (v *Volume) destageWorks() {
 func (v *Volume) landed(ctx context.Context, f *flight) {
 	d := &v.destage
 	d.apply.Lock()
-	defer d.apply.Unlock()
 	f.done = true
+	d.apply.Unlock()
+	// The lock is not held over the waiting for a store that has no room: reclaim needs it.
+	_ = v.retry(ctx, func(context.Context) error { return v.moveHome() })
+}
+
+// moveHome puts into the home map what has landed, in order.
+func (v *Volume) moveHome() error {
+	d := &v.destage
+	d.apply.Lock()
+	defer d.apply.Unlock()
 	for len(d.flights) > 0 && d.flights[0].done {
 		head := d.flights[0]
-		if err := v.retry(ctx, func(context.Context) error { return v.home.Insert(head.layout.extents...) }); err != nil {
-			return
+		if err := v.home.Insert(head.layout.extents...); err != nil {
+			return err
 		}
 		last := head.recs[len(head.recs)-1]
 		d.objectBytes.Add(head.bytes)
@@ -297,6 +306,7 @@ func (v *Volume) landed(ctx context.Context, f *flight) {
 		d.objects = 0
 		v.e.space.wantBucketCheckpoint(v)
 	}
+	return nil
 }
 
 // passed notes that the bucket holds everything up to lsn, all of it before pos, and that the home map holds it too. The caller holds apply.

@@ -222,41 +222,41 @@ func TestCreateTwice(t *testing.T) {
 
 // A creation that its caller gave up leaves nothing behind that holds the journal's segments.
 func TestCreateGivenUp(t *testing.T) {
-	w := newWorld()
-	e := w.open(t)
-	defer closeEngine(t, e)
-	v := create(t, e, w.config("a", 1))
-	ctx, cancel := context.WithCancel(t.Context())
-	w.fault = func(op string) error {
-		if op == "syncdata" {
-			cancel()
-		}
-		return nil
-	}
-	for i := range byte(100) { // until the caller is gone before the sync is reported
-		if ctx.Err() != nil {
-			ctx, cancel = context.WithCancel(t.Context())
-		}
-		if _, err := e.Create(ctx, w.config("b", 2+i)); err != nil {
-			break
-		}
-	}
-	w.fault = nil
-	cancel()
-	if n := len(e.all()); n > 1 {
-		for _, u := range e.all() {
-			if u.Status().State == StateFailed {
-				t.Fatalf("volume %s was not made and is there", u.Status().Config.Name)
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		var stalled atomic.Bool
+		gate := make(chan struct{})
+		w.fault = func(op string) error {
+			if op == "syncdata" && stalled.Load() {
+				<-gate
 			}
+			return nil
 		}
-	}
-	put(t, v, 0, 4096, 1)
-	if err := e.Drain(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if segs := e.journal.Segments(); len(segs) != 1 {
-		t.Fatalf("after a drain: %+v", segs)
-	}
+		e := w.open(t)
+		defer closeEngine(t, e)
+		v := create(t, e, w.config("a", 1))
+		synctest.Wait()
+		stalled.Store(true)
+		soon, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := e.Create(soon, w.config("b", 2)); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatal(err)
+		}
+		close(gate)
+		if vs := e.all(); len(vs) != 1 {
+			t.Fatalf("%d volumes", len(vs))
+		}
+		put(t, v, 0, 4096, 1)
+		if err := e.Drain(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if segs := e.journal.Segments(); len(segs) != 1 {
+			t.Fatalf("after a drain: %+v", segs)
+		}
+		if _, err := e.Create(t.Context(), w.config("b", 2)); err != nil {
+			t.Fatalf("the second attempt: %v", err)
+		}
+	})
 }
 
 // With journal and maps both gone, what was acknowledged above the bucket's end is lost, and that is said.
@@ -691,4 +691,55 @@ func TestDeallocateHasNoOpenOutcome(t *testing.T) {
 		wantBytes(t, v, 0, 4096, 0)
 		wantBytes(t, v, 4096, 4096, 1)
 	})
+}
+
+// The size of a volume never goes back: not by resizes that cross, and not by an owner that learns of a resize from the
+// bucket only.
+func TestSizeNeverGoesBack(t *testing.T) {
+	w := newWorld()
+	cfg := w.config("a", 1)
+	e := w.open(t)
+	v := create(t, e, cfg)
+	put(t, v, 0, 4096, 1)
+	for _, size := range []int64{8 << 20, 6 << 20} { // as two callers at once would have it
+		if err := v.logNote(t.Context(), note{Size: size}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	closeEngine(t, e)
+	for range 2 {
+		e = w.open(t)
+		v, err := e.Volume(t.Context(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := v.Status().Config.SizeBytes; n != 8<<20 {
+			t.Fatalf("size %d", n)
+		}
+		if err := v.Wait(t.Context(), Object); err != nil {
+			t.Fatal(err)
+		}
+		for v.destageAttached() < v.Status().Epoch { // the epoch is open in the bucket
+			time.Sleep(time.Millisecond)
+		}
+		closeEngine(t, e) // the home map is not saved
+	}
+	fresh := newWorld()
+	fresh.bucket = w.bucket
+	e = fresh.open(t)
+	defer closeEngine(t, e)
+	v, report, err := e.Restore(t.Context(), VolumeConfig{ID: cfg.ID, Policy: DefaultPolicy, Bucket: w.bucket})
+	if err != nil || report.SizeBytes != 8<<20 || v.size.Load() != 8<<20 {
+		t.Fatalf("%+v, %v", report, err)
+	}
+}
+
+// destageAttached is the epoch that destage has opened in the bucket.
+func (v *Volume) destageAttached() uint64 {
+	v.destage.apply.Lock()
+	defer v.destage.apply.Unlock()
+	if v.destage.writer == nil {
+		return 0
+	}
+	return v.destage.writer.Epoch()
 }

@@ -88,9 +88,7 @@ func (e *Engine) replay(rec journal.Record, loc journal.Location) error {
 	p := pending{rec: rec, loc: loc, at: time.Unix(0, rec.Time)}
 	if rec.Kind == journal.KindNote {
 		p.note = &n
-		if n.Size > 0 {
-			r.size = n.Size
-		}
+		r.size = max(r.size, n.Size)
 	}
 	if rec.Kind != journal.KindNote {
 		p.charge = chargeOf(int64(rec.PayloadBytes))

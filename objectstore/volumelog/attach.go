@@ -155,6 +155,8 @@ func (w *walker) fencer(by Identity, generation uint64, attributes Attributes) f
 // open puts the object that opens the epoch, alone.
 func (w *walker) open(ctx context.Context, epoch, generation uint64, by Identity, attributes Attributes) (*Writer, State, error) {
 	at := Position{Epoch: epoch}
+	// A volume only grows: the caller may not have known yet what the log says.
+	attributes.SizeBytes = max(attributes.SizeBytes, w.attributes.SizeBytes)
 	h := &Header{
 		Kind: KindOpen, Volume: w.id, Epoch: epoch, Generation: generation, Writer: by,
 		FirstLSN: w.lsn + 1, LastLSN: w.lsn, Time: w.time, Attributes: attributes,
