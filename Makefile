@@ -26,12 +26,15 @@ test:
 install:
 	.ci/install
 
-lint:
+lint: $(STATICCHECK)
 	unformatted=$$(gofmt -l .)
 	[ -z "$$unformatted" ] || { echo "not formatted by gofmt: $$unformatted" >&2; exit 1; }
 	go mod tidy -diff
 	go vet ./...
 	$(STATICCHECK) ./...
+
+$(STATICCHECK):
+	.ci/install
 
 # Everything, real initiators and S3 servers included. A missing one is a failure here.
 unit:

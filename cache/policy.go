@@ -126,9 +126,9 @@ func (p Policy) Sentence() string {
 		Object: "is in the object store, and survives the loss of the whole gateway",
 	}
 	unmet := map[OnUnmet]string{
-		Block:   "While that cannot be reached, writes wait.",
-		Error:   "While that cannot be reached, writes fail.",
-		Degrade: "While that cannot be reached, writes are acknowledged at the level that is reached, and the volume says so.",
+		Block:   "While a level cannot be reached, the commands that need it wait.",
+		Error:   "While a level cannot be reached, the commands that need it fail.",
+		Degrade: "While a level cannot be reached, the commands that need it are answered at the level that is reached, and the volume says so.",
 	}
 	s := "A write is acknowledged when it " + where[p.Ack] + "."
 	if p.Flush != p.Ack {

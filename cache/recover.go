@@ -204,7 +204,7 @@ func (e *Engine) Volume(ctx context.Context, cfg VolumeConfig) (*Volume, error) 
 		lost = fmt.Sprintf("the journal is not the one that this volume was written with: what was acknowledged after LSN %d and had not reached the object store is lost", meta.LSN)
 		known = false // the bucket knows better than the map how far it got
 	case !e.clean && cfg.Policy.Effective(cfg.WriteThrough).Ack == Memory:
-		lost = fmt.Sprintf("the node stopped without closing the journal: writes after LSN %d that were acknowledged at memory are lost", max(r.last, meta.LSN))
+		lost = fmt.Sprintf("the node stopped without closing the journal: writes after LSN %d that were acknowledged at memory and not flushed may be lost", max(r.last, meta.LSN))
 	}
 	if lost != "" {
 		v.generation++

@@ -150,7 +150,7 @@ func (v *Volume) Status() Status {
 	case o != nil:
 		s.State, s.Reason, s.ContractMet = o.state, o.err.Error(), false
 	case !s.ContractMet:
-		s.State, s.Reason = StateDegraded, fmt.Sprintf("level %s is out of reach: %s", level, s.LastObjectError)
+		s.State, s.Reason = StateDegraded, outOfReach(level, s.LastObjectError)
 	default:
 		s.State = StateAvailable
 	}
@@ -316,6 +316,17 @@ func (v *Volume) isDegraded(lsn LSN) bool {
 	return degraded
 }
 
+// outOfReach says why a level is not reached, as far as it is known.
+func outOfReach(level Level, reason string) string {
+	switch {
+	case reason != "":
+		return fmt.Sprintf("level %s is out of reach: %s", level, reason)
+	case level == Object:
+		return "level object is out of reach: the object store has not answered yet"
+	}
+	return fmt.Sprintf("level %s is out of reach: the journal's device does not answer, or there is no room for more writes", level)
+}
+
 // contractUnmet notes, and announces once, that a level is out of reach.
 func (v *Volume) contractUnmet(level Level, lsn LSN, degrade bool) {
 	v.mu.Lock()
@@ -328,7 +339,7 @@ func (v *Volume) contractUnmet(level Level, lsn LSN, degrade bool) {
 	reason := v.objectErr
 	v.mu.Unlock()
 	if begins {
-		v.event("error", "contract_unmet", fmt.Sprintf("level %s is out of reach (%s)", level, reason))
+		v.event("error", "contract_unmet", outOfReach(level, reason))
 	}
 	if degrades {
 		v.event("error", "contract_degraded", fmt.Sprintf("writes are acknowledged at %s although the policy asks for %s", Local, level))
