@@ -61,7 +61,7 @@ func need(t *testing.T, programs ...string) {
 		if os.Getenv("ISERGATE_REQUIRE_ALL") == "1" {
 			t.Fatalf("%s is not installed, and ISERGATE_REQUIRE_ALL=1 asks for it", p)
 		}
-		t.Skipf("%s is not installed (Debian: libiscsi-bin, qemu-utils, qemu-block-extra)", p)
+		t.Skipf("%s is not installed: run .ci/install", p)
 	}
 }
 
