@@ -202,7 +202,7 @@ func (c *chaos) life(rng *rand.Rand, first bool) {
 	c.ops = 0
 	c.armed.Store(false)
 	c.noMap.Store(false)
-	w.fault = func(op string) error {
+	w.setFault(func(op string) error {
 		if !c.armed.Load() {
 			return nil
 		}
@@ -221,7 +221,7 @@ func (c *chaos) life(rng *rand.Rand, first bool) {
 			return syscall.EIO
 		}
 		return nil
-	}
+	})
 	e := c.open(w)
 	c.e, c.reborns = e, end != endTakeOver
 	for _, h := range c.vs {

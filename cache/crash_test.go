@@ -299,7 +299,7 @@ func oneLife(t *testing.T, w *world, hs []*history, rng *rand.Rand, first bool) 
 	ops, at := 0, 1+rng.IntN(400)
 	crashRng := rand.New(rand.NewPCG(rng.Uint64(), 2))
 	if !clean {
-		w.fault = func(string) error {
+		w.setFault(func(string) error {
 			mu.Lock()
 			defer mu.Unlock()
 			if ops++; ops == at {
@@ -307,7 +307,7 @@ func oneLife(t *testing.T, w *world, hs []*history, rng *rand.Rand, first bool) 
 				cancel()
 			}
 			return nil
-		}
+		})
 	}
 	var wg sync.WaitGroup
 	for i, h := range hs {

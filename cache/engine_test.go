@@ -230,12 +230,12 @@ func TestSyncFailureIsFinal(t *testing.T) {
 	put(t, v, 0, 4096, 1)
 	var broken atomic.Bool
 	broken.Store(true)
-	w.fault = func(op string) error {
+	w.setFault(func(op string) error {
 		if op == "syncdata" && broken.Load() {
 			return syscall.EIO
 		}
 		return nil
-	}
+	})
 	if err := tryPut(t.Context(), v, 4096, 4096, 2, false); !errors.Is(err, ErrJournal) {
 		t.Fatalf("write over a failing sync: %v", err)
 	}
@@ -250,7 +250,7 @@ func TestSyncFailureIsFinal(t *testing.T) {
 		t.Fatalf("%+v", s)
 	}
 	_ = e.Close(t.Context())
-	w.fault = nil
+	w.setFault(nil)
 	e = w.open(t)
 	defer closeEngine(t, e)
 	if v, err := e.Volume(t.Context(), w.config("a", 1)); err != nil {
@@ -665,12 +665,12 @@ func TestJournalStalls(t *testing.T) {
 		v := create(t, e, w.config("a", 1))
 		put(t, v, 0, 4096, 1)
 		stalled := make(chan struct{})
-		w.fault = func(op string) error {
+		w.setFault(func(op string) error {
 			if op == "syncdata" {
 				<-stalled
 			}
 			return nil
-		}
+		})
 		held := make(chan error, 1)
 		ctx, cancel := context.WithCancel(t.Context())
 		go func() { held <- tryPut(ctx, v, 4096, 4096, 2, false) }()

@@ -99,12 +99,12 @@ func TestMemoryWriteOverAFailingJournal(t *testing.T) {
 			cfg.Policy = Policy{Ack: Memory, Flush: Local}
 			e := w.open(t)
 			v := create(t, e, cfg)
-			w.fault = func(o string) error {
+			w.setFault(func(o string) error {
 				if o == op {
 					return errors.New("I/O error")
 				}
 				return nil
-			}
+			})
 			answered := make(chan error, 1)
 			go func() { answered <- tryPut(t.Context(), v, 0, 4096, 1, false) }()
 			select {
@@ -142,12 +142,12 @@ func TestDegradedFlushIsLocal(t *testing.T) {
 			t.Fatalf("%+v", s)
 		}
 		gate := make(chan struct{})
-		w.fault = func(op string) error {
+		w.setFault(func(op string) error {
 			if op == "syncdata" {
 				<-gate
 			}
 			return nil
-		}
+		})
 		put(t, v, 4096, 4096, 2) // it is in memory, and acknowledged there
 		flushed := make(chan error, 1)
 		go func() { flushed <- v.Flush(t.Context()) }()
@@ -175,14 +175,14 @@ func TestStoppedWhileOpening(t *testing.T) {
 	e = w.open(t)
 	defer func() { _ = e.Close(t.Context()) }()
 	cause := errors.New("stopped")
-	w.fault = func(op string) error {
+	w.setFault(func(op string) error {
 		if op == "apply" { // the home map is saved when the epoch's fence is durable
 			for _, v := range e.all() {
 				v.stop(StateFailed, cause)
 			}
 		}
 		return nil
-	}
+	})
 	v, err := e.Volume(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -226,12 +226,12 @@ func TestCreateGivenUp(t *testing.T) {
 		w := newWorld()
 		var stalled atomic.Bool
 		gate := make(chan struct{})
-		w.fault = func(op string) error {
+		w.setFault(func(op string) error {
 			if op == "syncdata" && stalled.Load() {
 				<-gate
 			}
 			return nil
-		}
+		})
 		e := w.open(t)
 		defer closeEngine(t, e)
 		v := create(t, e, w.config("a", 1))
@@ -598,13 +598,13 @@ func TestJournalFailsWhileIdle(t *testing.T) {
 		w := newWorld()
 		var segments atomic.Int32
 		gate := make(chan struct{})
-		w.fault = func(op string) error {
+		w.setFault(func(op string) error {
 			if op == "rename" && segments.Add(1) > 2 { // of a segment that is made in the background
 				<-gate
 				return errors.New("I/O error")
 			}
 			return nil
-		}
+		})
 		e := w.open(t)
 		v := create(t, e, w.config("a", 1))
 		close(gate)
@@ -670,12 +670,12 @@ func TestDeallocateHasNoOpenOutcome(t *testing.T) {
 			put(t, v, i*4096, 4096, 1)
 		}
 		gate := make(chan struct{})
-		w.fault = func(op string) error {
+		w.setFault(func(op string) error {
 			if op == "syncdata" {
 				<-gate
 			}
 			return nil
-		}
+		})
 		ended := make(chan error, 1)
 		go func() { ended <- v.Deallocate(t.Context(), []Range{{0, 4096}, {4096, 4096}}, false) }()
 		time.Sleep(time.Minute) // fake

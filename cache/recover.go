@@ -269,6 +269,7 @@ func (v *Volume) adopt(r *replayed) error {
 	}
 	now := time.Now()
 	v.mu.Lock()
+	v.destage.mu.Lock()
 	for _, p := range r.recs {
 		if LSN(p.rec.LSN) <= at {
 			continue
@@ -281,6 +282,7 @@ func (v *Volume) adopt(r *replayed) error {
 		v.destage.queue = append(v.destage.queue, p)
 		v.budget.force(p.charge)
 	}
+	v.destage.mu.Unlock()
 	v.mu.Unlock()
 	v.object.advance(at, v.home.at.Time)
 	v.local.advance(v.next, now)
@@ -307,10 +309,12 @@ func (v *Volume) begin(ctx context.Context, epoch uint64) error {
 			err = ctx.Err()
 		}
 	}
-	if err == nil && (v.home.saved.Epoch == 0 || v.home.saved.Incarnation != v.e.journal.Incarnation()) {
+	if err == nil {
 		// From here on an absent home map means a lost one, and another journal a lost journal.
 		v.destage.apply.Lock()
-		err = v.saveHome(ctx)
+		if v.home.saved.Epoch == 0 || v.home.saved.Incarnation != v.e.journal.Incarnation() {
+			err = v.saveHome(ctx)
+		}
 		v.destage.apply.Unlock()
 	}
 	if err != nil {
@@ -336,11 +340,13 @@ func (v *Volume) floorSize() {
 	d.apply.Lock()
 	defer d.apply.Unlock()
 	known := v.home.at.Size
+	d.mu.Lock()
 	for _, p := range d.queue {
 		if p.note != nil {
 			known = max(known, p.note.Size)
 		}
 	}
+	d.mu.Unlock()
 	if size := v.size.Load(); size > known {
 		at := v.home.at
 		at.Size = size
@@ -365,10 +371,11 @@ func (v *Volume) rebuild(r *replayed) {
 		fail(err)
 		return
 	}
+	lsn := v.home.at.LSN
 	if err := v.begin(ctx, v.epoch); err != nil {
 		return
 	}
-	v.event("info", "home_map_rebuilt", fmt.Sprintf("the home map holds LSN %d again", v.home.at.LSN))
+	v.event("info", "home_map_rebuilt", fmt.Sprintf("the home map holds LSN %d again", lsn))
 }
 
 // close ends the volume's work. Who waits is told; what was submitted is still journaled.

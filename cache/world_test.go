@@ -9,6 +9,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -28,7 +29,7 @@ type world struct {
 
 	gate  sync.RWMutex // held for reading by each operation, so that a crash falls between operations
 	dead  bool         // guarded by gate
-	fault func(op string) error
+	fault atomic.Pointer[func(op string) error]
 }
 
 var errPower = errors.New("power is off")
@@ -37,10 +38,19 @@ func newWorld() *world {
 	return &world{disk: vfs.NewMem(), store: homemap.NewMem(), bucket: objectstore.NewMem()}
 }
 
+// setFault has f called before each operation from now on; its error is the operation's.
+func (w *world) setFault(f func(op string) error) {
+	if f == nil {
+		w.fault.Store(nil)
+		return
+	}
+	w.fault.Store(&f)
+}
+
 // do runs one operation unless the power is off.
 func (w *world) do(op string, f func() error) error {
-	if w.fault != nil {
-		if err := w.fault(op); err != nil {
+	if fault := w.fault.Load(); fault != nil {
+		if err := (*fault)(op); err != nil {
 			return err
 		}
 	}
