@@ -58,14 +58,15 @@ func (n *Node) RestoreVolume(ctx context.Context, r api.RestoreVolume) (api.Rest
 	v, err := n.newVolume(entry)
 	if err == nil {
 		n.admin.Lock()
-		_, err = n.catalog.Update(func(s *catalog.State) error { return addMapping(s, entry, "", nil) })
+		if _, err = n.catalog.Update(func(s *catalog.State) error { return addMapping(s, entry, "", nil) }); err == nil {
+			v.serve(opened) // before anybody can map it: a LUN of a volume that is not there yet would stay away
+			n.add(v)
+		}
 		n.admin.Unlock()
 	}
 	if err != nil { // the bucket keeps everything
 		return api.Restored{}, errors.Join(err, n.engine.Forget(context.WithoutCancel(ctx), entry.ID, bucket, false))
 	}
-	v.serve(opened)
-	n.add(v)
 	text := fmt.Sprintf("volume %s was restored at LSN %d of %s, generation %d", name, report.LSN, report.Time.UTC().Format(time.RFC3339), report.Generation)
 	if report.Gap != "" {
 		text += ": " + report.Gap
