@@ -127,7 +127,10 @@ func (v *Volume) clearHome() error {
 	v.destage.apply.Lock()
 	defer v.destage.apply.Unlock()
 	v.home.saved = homeMeta{}
-	v.setHome(homeMeta{Size: v.size.Load()})
+	v.mu.RLock()
+	size := v.cfg.SizeBytes
+	v.mu.RUnlock()
+	v.setHome(homeMeta{Size: size}) // what the journal knows of comes with its records
 	v.destage.objectBytes.Store(0)
 	return v.home.Reset()
 }
@@ -162,7 +165,8 @@ func (v *Volume) loadHome(ctx context.Context, r *replayed) error {
 	}
 	want := volumelog.Want{
 		Epoch: v.epoch, Generation: v.generation, Writer: volumelog.NewIdentity(v.e.opt.Node), Holds: math.MaxUint64,
-		Attributes: volumelog.Attributes{Name: v.cfg.Name, SizeBytes: uint64(v.size.Load()), BlockSize: uint32(v.cfg.BlockSize)},
+		// Not the size that the journal may know of: its record is not in the bucket yet.
+		Attributes: volumelog.Attributes{Name: v.cfg.Name, SizeBytes: uint64(v.cfg.SizeBytes), BlockSize: uint32(v.cfg.BlockSize)},
 	}
 	v.mu.Unlock()
 	if err := v.clearHome(); err != nil {

@@ -22,7 +22,7 @@ import (
 // them all that were acknowledged at a level that survives (P1 to P4). At the end the volume is restored from the
 // bucket alone, and must be such a prefix too (P2).
 func TestCrash(t *testing.T) {
-	from, to := seeds(t, 60)
+	from, to := seeds(t, 1000, 60)
 	for seed := from; seed < to; seed++ {
 		if !t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) { crashRun(t, seed) }) {
 			t.Fatalf("run it again with ISERGATE_SEED=%d", seed)

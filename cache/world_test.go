@@ -187,9 +187,13 @@ func (w *world) config(name string, id byte) VolumeConfig {
 	return VolumeConfig{ID: u, Name: name, SizeBytes: 4 << 20, BlockSize: 512, Policy: DefaultPolicy, Bucket: gateBucket{w.bucket, w}}
 }
 
-// seeds returns the seeds of a randomized test: ISERGATE_SEED, or the first n, from
-// ISERGATE_SEEDS if that is set.
-func seeds(t *testing.T, n int) (from, to uint64) {
+// seeds returns the seeds of a randomized test: ISERGATE_SEED, or as many as ISERGATE_SEEDS says, or
+// full, or few with -short.
+func seeds(t *testing.T, full, few int) (from, to uint64) {
+	n := full
+	if testing.Short() {
+		n = few
+	}
 	get := func(name string) (uint64, bool) {
 		s := os.Getenv(name)
 		if s == "" {
