@@ -261,9 +261,9 @@ func (r *Report) tables() []table {
 		head []string
 	}{
 		{"isergate and tgt over iSCSI", []string{peerTgt},
-			[]string{"load", "depth", "written is", "unit", "isergate", "tgt", "ratio", "p50 / p99", "tgt p50 / p99", "CPU", "tgt CPU", "ratio", "CPU in the end"}},
+			[]string{"load", "depth", "written is", "unit", "isergate", "tgt", "ratio", "isergate p50 / p99", "tgt p50 / p99", "isergate CPU", "tgt CPU", "CPU ratio", "CPU once destaged"}},
 		{"isergate over iSCSI and the raw limits", []string{rawJournal, rawPut, rawGet},
-			[]string{"load", "depth", "limit", "unit", "isergate", "limit", "ratio", "p50 / p99", "limit p50 / p99", "CPU", "limit CPU", "ratio", "CPU in the end"}},
+			[]string{"load", "depth", "limit", "unit", "isergate", "limit", "ratio", "isergate p50 / p99", "limit p50 / p99", "isergate CPU", "limit CPU", "CPU ratio", "CPU once destaged"}},
 	} {
 		t := table{title: kind.title, rows: [][]string{kind.head}}
 		for _, c := range r.Comparisons {
@@ -321,9 +321,10 @@ func (r *Report) about() []string {
 		fmt.Sprintf("%s. %d cores (%s), %d GiB, Linux %s, %s, %s, %s.", m.Time.Format(time.DateOnly), m.Cores, m.CPU, (m.MemoryMiB+512)>>10, m.Kernel, m.FileSystem, m.Go, m.Isergate),
 		fmt.Sprintf("Load average %s before, %s after: what else runs on the machine is in the figures; the ratios compare within one round.", m.LoadBefore, m.LoadAfter),
 		fmt.Sprintf("Medians of %d round(s), %v for each load, all targets in turn in each round; client and targets share the machine, over loopback. "+
-			"CPU is that of the target's process. LUNs of %d MiB, which fit in memory.", o.Rounds, o.Time, o.Size>>20),
+			"A ratio is isergate's figure divided by the other's: the median of the ratios in each round, which on a busy machine is not the ratio of the medians. "+
+			"CPU is that of the target's process. LUNs of %d MiB: tgt has them in the page cache, isergate what is read in its read cache, 128 MiB of it in memory and the rest in a file.", o.Rounds, o.Time, o.Size>>20),
 		"isergate: default configuration, bucket in a directory on the same disk; it destages while it is measured. " +
-			"Volatile is ack=memory, durable ack=local. \"CPU in the end\" includes all of the destaging. " +
+			"Volatile is ack=memory, durable ack=local. \"CPU once destaged\" includes all of the destaging. " +
 			"\"Nothing destaged\" is ack=local while the object store does not answer.",
 	}
 	if m.Tgt != "" {
