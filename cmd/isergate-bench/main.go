@@ -80,8 +80,8 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) error
 			name  string
 			apply func()
 		}{
-			{"rounds", func() { o.Rounds = 1 }}, {"time", func() { o.Time = 400 * time.Millisecond }}, {"size", func() { size = 64 * units.MiB }},
-			{"journal", func() { journal = units.GiB }}, {"destage", func() { destage = 192 * units.MiB }},
+			{"rounds", func() { o.Rounds = 1 }}, {"time", func() { o.Time = 300 * time.Millisecond }}, {"size", func() { size = 64 * units.MiB }},
+			{"journal", func() { journal = 512 * units.MiB }}, {"destage", func() { destage = 192 * units.MiB }},
 		} {
 			if !given[f.name] {
 				f.apply()
