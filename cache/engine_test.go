@@ -702,3 +702,50 @@ func TestJournalStalls(t *testing.T) {
 		}
 	})
 }
+
+// When `memory` is left, what was acknowledged there is journaled before SetPolicy returns.
+func TestLeavingMemory(t *testing.T) {
+	w := newWorld()
+	cfg := w.config("a", 1)
+	cfg.Policy = Policy{Ack: Memory, Flush: Local}
+	e := w.open(t)
+	v := create(t, e, cfg)
+	held := make(chan struct{})
+	var hold atomic.Bool
+	w.setFault(func(op string) error {
+		if op == "syncdata" && hold.Load() {
+			<-held
+		}
+		return nil
+	})
+	hold.Store(true)
+	put(t, v, 0, 4096, 1) // acknowledged, and its sync does not end
+	done := make(chan error, 1)
+	go func() { done <- v.SetPolicy(Policy{Ack: Local, Flush: Local}, 0, false) }()
+	for v.policy.Load().Ack == Memory {
+		time.Sleep(time.Millisecond)
+	}
+	select {
+	case err := <-done:
+		t.Fatalf("SetPolicy returned before the sync: %v", err)
+	case <-time.After(20 * time.Millisecond):
+	}
+	hold.Store(false)
+	close(held)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	next := w.crash(rand.New(rand.NewPCG(1, 1)))
+	_ = e.Close(t.Context())
+	cfg.Policy, cfg.Bucket = Policy{Ack: Local, Flush: Local}, next.bucket
+	e = next.open(t)
+	defer closeEngine(t, e)
+	v, err := e.Volume(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantBytes(t, v, 0, 4096, 1)
+	if err := v.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -59,6 +59,8 @@ func (e *Engine) replay(rec journal.Record, loc journal.Location) error {
 	case n.Reported:
 		r.lost, r.lostKnown = false, true
 		return nil
+	case n.Barrier:
+		return nil
 	}
 	if r.forgotten && rec.Kind == journal.KindFence {
 		*r = replayed{} // the volume came back from its bucket

@@ -158,22 +158,38 @@ func (v *Volume) Status() Status {
 }
 
 // SetPolicy changes policy, dirty budget (0: the engine's default) and the
-// write-through switch. A stronger level holds for commands that come in later; those
-// acknowledged before keep the level that they were acknowledged at.
+// write-through switch. A stronger level holds for commands that come in later. When `memory` is
+// left, everything that was acknowledged there is in the journal when SetPolicy returns: whoever records the policy for
+// the next start does so after it, and before it when `memory` is entered, so that an unclean stop is
+// judged by a policy that may have lost writes if any was.
 func (v *Volume) SetPolicy(p Policy, dirtyBudget int64, writeThrough bool) error {
+	left, err := v.setPolicy(p, dirtyBudget, writeThrough)
+	if err != nil || !left {
+		return err
+	}
+	err = waitFor(v.ctx, v.e.opt.CommandWait, func(ctx context.Context) error {
+		return v.e.logOwn(ctx, v.id, note{Barrier: true}) // what was submitted before comes before it
+	})
+	if err != nil {
+		return fmt.Errorf("the policy is in force, and what was acknowledged at memory before is not journaled yet: %w", err)
+	}
+	return nil
+}
+
+func (v *Volume) setPolicy(p Policy, dirtyBudget int64, writeThrough bool) (leftMemory bool, err error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	cfg := v.cfg
 	cfg.Policy, cfg.DirtyBudget, cfg.WriteThrough = p, dirtyBudget, writeThrough
 	cfg.SizeBytes = v.size.Load()
 	if err := cfg.Validate(); err != nil {
-		return err
+		return false, err
 	}
 	v.cfg = cfg
 	eff := p.Effective(writeThrough)
-	v.policy.Store(&eff)
+	old := v.policy.Swap(&eff)
 	v.budget.setLimit(v.e.budgetOf(cfg))
-	return nil
+	return old.Ack == Memory && eff.Ack != Memory, nil
 }
 
 // Resize grows the volume to size bytes and returns once that is durable. A

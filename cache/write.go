@@ -40,6 +40,7 @@ type note struct {
 	Clean  bool  `json:"clean,omitempty"`  // the engine was closed with nothing in flight; takes no LSN
 
 	Reported bool `json:"reported,omitempty"` // a flush has reported that writes were lost; takes no LSN
+	Barrier  bool `json:"barrier,omitempty"`  // means nothing but that what comes before is synced; takes no LSN
 }
 
 func roundUp(n, to int64) int64 { return (n + to - 1) / to * to }
@@ -127,8 +128,11 @@ func (o *op) submit(rec journal.Record) error {
 	}
 	rec.Volume = o.v.id
 	o.entry.Record, o.entry.User = rec, o
+	o.v.mu.RLock() // SetPolicy knows that what is early was submitted before it
 	o.early = o.v.policy.Load().Ack == Memory && o.charge > 0
-	if err := o.v.e.journal.Submit(&o.entry); err != nil {
+	err := o.v.e.journal.Submit(&o.entry)
+	o.v.mu.RUnlock()
+	if err != nil {
 		o.abandon()
 		return fmt.Errorf("%w: %w", ErrJournal, err)
 	}

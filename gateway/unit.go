@@ -106,20 +106,18 @@ func (v *volume) setWriteCache(enabled bool) error {
 	if engine == nil {
 		return scsi.ErrNotReady
 	}
-	state, err := v.node.catalog.Update(func(s *catalog.State) error {
-		entry := s.VolumeByID(v.id)
-		if entry == nil {
-			return scsi.ErrNotReady
-		}
-		entry.WriteThrough = !enabled
-		return nil
-	})
-	if err != nil {
+	state := v.node.catalog.State()
+	entry := state.VolumeByID(v.id)
+	if entry == nil {
+		return scsi.ErrNotReady
+	}
+	changed := *entry
+	changed.WriteThrough = !enabled
+	if err := v.node.putPolicy(engine, *entry, changed); err != nil {
 		return err
 	}
-	entry := state.VolumeByID(v.id)
 	v.node.log.Info("write cache switched by initiator", "volume", v.name, "enabled", enabled)
-	return engine.SetPolicy(entry.Policy, entry.DirtyBudget, entry.WriteThrough)
+	return nil
 }
 
 // status describes the volume for people and metrics.

@@ -300,22 +300,51 @@ func (n *Node) ChangeVolume(ctx context.Context, name string, r api.ChangeVolume
 			return api.Volume{}, invalid("%w", err)
 		}
 	}
-	state, err := n.catalog.Update(func(s *catalog.State) error {
-		entry := s.VolumeByID(v.id)
-		entry.Policy, entry.DirtyBudget = policy, budget
-		return nil
-	})
-	if err != nil {
+	changed := *entry
+	changed.Policy, changed.DirtyBudget = policy, budget
+	if err := n.putPolicy(engine, *entry, changed); err != nil {
 		return api.Volume{}, err
 	}
-	if err := engine.SetPolicy(policy, budget, entry.WriteThrough); err != nil {
-		return api.Volume{}, fmt.Errorf("volume %s: the policy is stored and not in force yet: %w", v.name, err)
-	}
+	state := n.catalog.State()
 	if policy != entry.Policy {
 		v.unit.RaiseUnitAttention(ascModeParameters, ascqModeParameters, nil)
 		n.event("info", "policy_changed", v.id, fmt.Sprintf("volume %s: %s", v.name, policy.Sentence()))
 	}
 	return n.describe(v, &state), nil
+}
+
+// putPolicy makes a changed policy durable and brings it into force. Where acknowledged writes may be lost by an
+// unclean stop, the catalogue must say so for as long as that can be: it learns of a weaker
+// policy before the volume does, and of a stronger one after.
+func (n *Node) putPolicy(engine *cache.Volume, old, changed catalog.Volume) error {
+	record := func() error {
+		_, err := n.catalog.Update(func(s *catalog.State) error {
+			entry := s.VolumeByID(changed.ID)
+			if entry == nil {
+				return conflict("volume %s was deleted meanwhile", changed.Name)
+			}
+			entry.Policy, entry.DirtyBudget, entry.WriteThrough = changed.Policy, changed.DirtyBudget, changed.WriteThrough
+			return nil
+		})
+		return err
+	}
+	apply := func() error { return engine.SetPolicy(changed.Policy, changed.DirtyBudget, changed.WriteThrough) }
+	if changed.Policy.Effective(changed.WriteThrough).Ack < old.Policy.Effective(old.WriteThrough).Ack {
+		if err := record(); err != nil {
+			return err
+		}
+		if err := apply(); err != nil {
+			return fmt.Errorf("volume %s: the policy is stored and not in force yet: %w", changed.Name, err)
+		}
+		return nil
+	}
+	if err := apply(); err != nil {
+		return fmt.Errorf("volume %s: the policy is not stored: %w", changed.Name, err)
+	}
+	if err := record(); err != nil {
+		return fmt.Errorf("volume %s: the policy is in force and not stored, a restart brings the old one back: %w", changed.Name, err)
+	}
+	return nil
 }
 
 // resize grows a volume: durable first, then visible.
