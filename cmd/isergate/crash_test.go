@@ -40,6 +40,9 @@ func crashRounds(t *testing.T, byDefault int) (rounds int, rng *rand.Rand) {
 	}
 	seed := get("ISERGATE_SEED", rand.Uint64()>>1)
 	t.Logf("seed: ISERGATE_SEED=%d", seed)
+	if testing.Short() {
+		byDefault = (byDefault + 2) / 3
+	}
 	return int(get("ISERGATE_CRASH_ROUNDS", uint64(byDefault))), rand.New(rand.NewPCG(seed, 0))
 }
 
