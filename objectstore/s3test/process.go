@@ -1,12 +1,16 @@
 package s3test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // spec is a program to run in the background.
@@ -72,7 +76,50 @@ func (p *process) kill() {
 	<-p.done
 }
 
-func (p *process) suspend() error { return p.signal(syscall.SIGSTOP) }
+// suspend returns once every thread of the program has stopped: the signal alone takes effect some time later.
+func (p *process) suspend() error {
+	if err := p.signal(syscall.SIGSTOP); err != nil {
+		return err
+	}
+	for range 1000 {
+		if p.stopped() {
+			return nil
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	return errors.New("s3test: the server does not stop")
+}
+
+// stopped reports whether all threads of the process group are stopped.
+func (p *process) stopped() bool {
+	group := strconv.Itoa(p.cmd.Process.Pid)
+	members := 0
+	all, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, name := range all {
+		if f := statFields(name); len(f) < 3 || f[2] != group {
+			continue
+		}
+		members++
+		threads, _ := filepath.Glob(filepath.Join(filepath.Dir(name), "task/*/stat"))
+		for _, thread := range threads {
+			if f := statFields(thread); len(f) > 0 && f[0] != "T" && f[0] != "Z" {
+				return false
+			}
+		}
+	}
+	return members > 0
+}
+
+// statFields are the fields of a /proc stat file behind the program's name: state, parent, process group, …; none if the
+// process has ended.
+func statFields(name string) []string {
+	b, err := os.ReadFile(name)
+	if err != nil {
+		return nil
+	}
+	return strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
+}
+
 func (p *process) resume() error  { return p.signal(syscall.SIGCONT) }
 
 // signal reaches the whole process group.
