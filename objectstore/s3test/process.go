@@ -120,7 +120,7 @@ func statFields(name string) []string {
 	return strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
 }
 
-func (p *process) resume() error  { return p.signal(syscall.SIGCONT) }
+func (p *process) resume() error { return p.signal(syscall.SIGCONT) }
 
 // signal reaches the whole process group.
 func (p *process) signal(sig syscall.Signal) error {
