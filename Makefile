@@ -1,6 +1,7 @@
 # make build   the binary, bin/isergate
 # make test    installs what the tests need (Debian, Ubuntu), then runs all of them
 # make lint    formatting, go.mod, vet, staticcheck
+# make soak    power cuts and kill -9, longer
 # make fuzz    each fuzz target for FUZZTIME=2m
 # make bench   figures beside a peer and the raw limits, in about seven minutes: BENCHFLAGS="-rounds 5 -json FILE -markdown README.md"
 SHELL := /bin/bash
@@ -10,7 +11,7 @@ SHELL := /bin/bash
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/isergate
 STATICCHECK := $(CACHE)/staticcheck-$(shell sed -n 's|^require honnef.co/go/tools v||p' .ci/tools/go.mod)
 
-.PHONY: build test lint unit race fuzz install bench bench-quick
+.PHONY: build test lint unit race fuzz install bench bench-quick soak
 
 build:
 	CGO_ENABLED=0 go build -trimpath -o bin/isergate ./cmd/isergate
@@ -46,6 +47,13 @@ race:
 
 fuzz:
 	.ci/fuzz
+
+# Longer than make test: ROUNDS of kill -9 of the program for each level, and SEEDS of power cuts in memory.
+ROUNDS ?= 50
+SEEDS ?= 5000
+soak:
+	ISERGATE_CRASH_ROUNDS=$(ROUNDS) go test -count=1 -v -timeout 4h -run 'TestKillWhileWriting|TestDataDirectoryLost|TestStopWhileWriting' ./cmd/isergate
+	ISERGATE_SEEDS=$(SEEDS) go test -count=1 -timeout 4h -run 'TestCrash|TestChaos' ./cache
 
 # As root, for tgtd. Nothing else should run on the machine.
 bench: build
