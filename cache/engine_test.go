@@ -17,6 +17,7 @@ import (
 	"github.com/isergate/isergate/cache/vfs"
 	"github.com/isergate/isergate/objectstore"
 	"github.com/isergate/isergate/objectstore/faulty"
+	"github.com/isergate/isergate/objectstore/volumelog"
 )
 
 // put writes pattern bytes and fails the test on an error.
@@ -748,4 +749,94 @@ func TestLeavingMemory(t *testing.T) {
 	if err := v.Flush(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// Adjacent frames come with one request.
+func TestColdReadRequests(t *testing.T) {
+	w := newWorld()
+	o := w.options(t)
+	o.MaxObjectBytes, o.MaxObjectAge = 1<<20, time.Hour
+	e, err := Open(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := create(t, e, w.config("a", 1))
+	for off := int64(0); off < 1<<20; off += 64 << 10 {
+		put(t, v, off, 64<<10, byte(off>>16)+1)
+	}
+	if err := e.Drain(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	closeEngine(t, e)
+
+	bucket := faulty.Wrap(w.bucket)
+	cfg := w.config("a", 1)
+	cfg.Bucket = bucket
+	e = w.open(t)
+	v, err = e.Volume(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for bucket.Calls(objectstore.OpPut) == 0 { // the epoch is opened after all else was read
+		time.Sleep(time.Millisecond)
+	}
+	before := bucket.Calls(objectstore.OpGetRange)
+	for off := int64(0); off < 1<<20; off += 256 << 10 {
+		b, err := v.Read(t.Context(), off, 256<<10)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, p := range bytes.Join(b.Buffers(), nil) {
+			if want := byte((off+int64(i))>>16) + 1; p != want {
+				t.Fatalf("byte %d: %d, want %d", off+int64(i), p, want)
+			}
+		}
+		b.Release()
+	}
+	if n := bucket.Calls(objectstore.OpGetRange) - before; n > 8 {
+		t.Errorf("%d requests for 16 adjacent frames", n)
+	}
+	closeEngine(t, e)
+}
+
+// Damage in one frame leaves its neighbours readable, although they are read together.
+func TestDamagedFrame(t *testing.T) {
+	w := newWorld()
+	o := w.options(t)
+	o.MaxObjectBytes, o.MaxObjectAge = 1<<20, time.Hour
+	e, err := Open(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := create(t, e, w.config("a", 1))
+	for off := int64(0); off < 256<<10; off += 64 << 10 {
+		put(t, v, off, 64<<10, byte(off>>16)+1)
+	}
+	if err := e.Drain(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	closeEngine(t, e)
+	key := volumelog.LogKey(v.ID(), volumelog.Position{Epoch: 1, Seq: 1})
+	body, err := w.bucket.Get(t.Context(), key, 1<<30)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := bytes.Index(body, bytes.Repeat([]byte{2}, 4096))
+	body[at+100] ^= 1
+	if err := w.bucket.Delete(t.Context(), key); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.bucket.PutIfAbsent(t.Context(), key, body); err != nil {
+		t.Fatal(err)
+	}
+	e = w.open(t)
+	defer closeEngine(t, e)
+	if v, err = e.Volume(t.Context(), w.config("a", 1)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := v.Read(t.Context(), 0, 256<<10); !errors.Is(err, ErrUnreadable) {
+		t.Fatalf("a read over the damage: %v", err)
+	}
+	wantBytes(t, v, 0, 64<<10, 1)
+	wantBytes(t, v, 128<<10, 128<<10>>1, 3)
 }

@@ -125,6 +125,9 @@ func (v *Volume) read(ctx context.Context, b *Borrowed, off, n int64) error {
 	if err := v.provide(ctx, b, plan); err != nil {
 		return err
 	}
+	if b.claim != nil {
+		v.bring(plan, false)
+	}
 	pos, home := start, false
 	for i := range plan {
 		x := &plan[i]
@@ -279,6 +282,84 @@ func (v *Volume) unreadable(x *extent.Extent, err error) error {
 	return fmt.Errorf("%w: %w", ErrUnreadable, err)
 }
 
+// runFrames is how many adjacent frames one request reads at most: 1 MiB.
+const runFrames = 16
+
+// run is a number of adjacent frames that one request reads, whichever of them is needed first.
+type run struct {
+	v    *Volume
+	loc  volumelog.Location
+	from uint32 // the first frame
+	n    int
+	once sync.Once
+	got  []byte // their payloads
+	err  error
+}
+
+// bring starts to read the frames of data extents that are not at hand, those that are adjacent in an
+// object with one request, and leaves out what is alone if alone is false. It does not wait: frame joins what
+// is under way.
+func (v *Volume) bring(list []extent.Extent, alone bool) {
+	r := &run{v: v}
+	start := func() {
+		if r.n > 1 || (r.n == 1 && alone) {
+			for f := r.from; f < r.from+uint32(r.n); f++ {
+				v.e.reads.Prefetch(v.ctx, v.frameKey(r.loc, f), r.fetch(f))
+			}
+			r = &run{v: v}
+		}
+		r.n = 0
+	}
+	for i := range list {
+		x := &list[i]
+		if x.Kind != extent.Data || x.Loc.Epoch == 0 {
+			continue
+		}
+		loc := volumelog.Location{Epoch: uint64(x.Loc.Epoch), Seq: x.Loc.Ref, HeaderBlocks: x.Loc.Header}
+		last := (x.Loc.Sector + uint32(x.Sectors) - 1) / frameSectors
+		for f := x.Loc.Sector / frameSectors; f <= last; f++ {
+			same := r.n > 0 && r.loc == loc
+			if same && f >= r.from && f < r.from+uint32(r.n) {
+				continue // it is in the run already
+			}
+			if !same || f != r.from+uint32(r.n) || r.n == runFrames {
+				start()
+			}
+			if v.e.reads.Contains(v.frameKey(loc, f)) {
+				start()
+				continue
+			}
+			if r.n == 0 {
+				r.loc, r.from = loc, f
+			}
+			r.n++
+		}
+	}
+	start()
+}
+
+// fetch reads frame f of the run. When the run as a whole cannot be read, the frame is read by itself: damage
+// elsewhere does not concern it.
+func (r *run) fetch(f uint32) func(context.Context, []byte) (int, error) {
+	return func(ctx context.Context, into []byte) (int, error) {
+		r.once.Do(func() {
+			wire := make([]byte, r.n*volumelog.FrameBytes)
+			r.got, r.err = volumelog.ReadFrames(ctx, r.v.bucket(), r.v.id, r.loc, int(r.from), r.n, wire)
+		})
+		off := int(f-r.from) * volumelog.FramePayload
+		if r.err != nil || off >= len(r.got) {
+			loc := r.loc
+			loc.Sector = f * frameSectors
+			return r.v.fetch(loc)(ctx, into)
+		}
+		return copy(into[:volumelog.FramePayload], r.got[off:]), nil
+	}
+}
+
+func (v *Volume) frameKey(loc volumelog.Location, frame uint32) readcache.Key {
+	return readcache.Key{Volume: v.id, Epoch: loc.Epoch, Seq: loc.Seq, Chunk: frame}
+}
+
 // readAhead brings what a sequential reader will ask for next into the read cache.
 func (v *Volume) readAhead(start, sectors uint64) {
 	v.aheadMu.Lock()
@@ -296,17 +377,7 @@ func (v *Volume) readAhead(start, sectors uint64) {
 		if err != nil {
 			return // whoever reads it for real meets the error again
 		}
-		for i := range found {
-			if found[i].Kind != extent.Data {
-				continue
-			}
-			x := &found[i]
-			last := (x.Loc.Sector + uint32(x.Sectors) - 1) / frameSectors
-			for f := x.Loc.Sector / frameSectors; f <= last && v.ctx.Err() == nil; f++ {
-				loc := volumelog.Location{Epoch: uint64(x.Loc.Epoch), Seq: x.Loc.Ref, HeaderBlocks: x.Loc.Header, Sector: f * frameSectors}
-				v.e.reads.Prefetch(v.ctx, readcache.Key{Volume: v.id, Epoch: loc.Epoch, Seq: loc.Seq, Chunk: f}, v.fetch(loc))
-			}
-		}
+		v.bring(found, true)
 	}()
 }
 
@@ -358,7 +429,7 @@ var errShortObject = errors.New("the object ends before the extent does")
 // that sector on. It tries again while the store does not answer, until ctx ends.
 func (v *Volume) frame(ctx context.Context, x *extent.Extent, sector uint32) (readcache.Ref, []byte, error) {
 	loc := volumelog.Location{Epoch: uint64(x.Loc.Epoch), Seq: x.Loc.Ref, HeaderBlocks: x.Loc.Header, Sector: sector}
-	key := readcache.Key{Volume: v.id, Epoch: loc.Epoch, Seq: loc.Seq, Chunk: sector / frameSectors}
+	key := v.frameKey(loc, sector/frameSectors)
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, 2*time.Second) {
 		ref, err := v.e.reads.Get(ctx, key, v.fetch(loc))
 		if err == nil {
