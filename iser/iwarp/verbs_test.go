@@ -116,6 +116,7 @@ func TestListenAndResolve(t *testing.T) {
 				continue
 			}
 			r.create(req)
+			r.recv(rdma.RecvWR{})
 			if err := req.Accept(ctx, rdma.ConnParams{IRD: 4, ORD: 4, PrivateData: welcome}); err != nil {
 				t.Error(err)
 			}
