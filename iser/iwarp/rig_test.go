@@ -26,6 +26,8 @@ type end struct {
 	arena *rdma.Arena
 	buf   []byte // 1 MiB of it
 	peer  rdma.ConnParams
+	// separate is for receives if they have a completion queue of their own.
+	separate rdma.CQ
 }
 
 const endBytes = 1 << 20
@@ -69,7 +71,11 @@ func newEnd(t testing.TB, o Options) *end {
 }
 
 func (e *end) attr() rdma.QPAttr {
-	return rdma.QPAttr{SendCQ: e.cq, RecvCQ: e.cq, MaxSend: 64, MaxRecv: 64, MaxSendSGE: 4, MaxRecvSGE: 4, MaxInline: 256}
+	recv := e.cq
+	if e.separate != nil {
+		recv = e.separate
+	}
+	return rdma.QPAttr{SendCQ: e.cq, RecvCQ: recv, MaxSend: 64, MaxRecv: 64, MaxSendSGE: 4, MaxRecvSGE: 4, MaxInline: 256}
 }
 
 func (e *end) create(c rdma.Endpoint) {
