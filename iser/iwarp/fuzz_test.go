@@ -220,6 +220,12 @@ func compare(t *testing.T, b []byte, cut int, crc bool, rtr RTR) {
 				t.Fatalf("event %d is %+v, before %+v", j, a, b)
 			}
 		}
+		for _, x := range []*machine{first, m} {
+			if k := x.q.reads.oldest(); k != nil { // what is in a sink before its Read is complete depends on what was guessed
+				clear(x.mem[4000:4300])
+				clear(x.mem[4400:4800])
+			}
+		}
 		// After a fault, what of the faulty segment was placed depends on how it came.
 		if n := len(got); (n == 0 || got[n-1].kind != eventFault) && m.phase == phaseHeader && !m.buffered() && !bytes.Equal(m.mem, first.mem) {
 			t.Fatal("memory differs")

@@ -264,14 +264,14 @@ func TestRandomOperations(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rnd := rand.New(rand.NewPCG(seed, 0))
-	rounds := 12
+	rounds := 10
 	if testing.Short() {
-		rounds = 4
+		rounds = 3
 	}
 	for round := range rounds {
 		under := []conns{overTCP, overPipe}[rnd.IntN(2)]
 		how := "whole"
-		if max := []int{0, 3, 50, 2000}[rnd.IntN(4)]; max > 0 {
+		if max := []int{0, 11, 300, 5000}[rnd.IntN(4)]; max > 0 {
 			under, how = shaken(under, rnd.Uint64(), max), fmt.Sprint("cut ", max)
 		}
 		opt := func() Options {

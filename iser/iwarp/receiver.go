@@ -79,8 +79,9 @@ type receiver struct {
 	reads  *readQueue
 	resps  *responseQueue
 	tags   *tagTable
-	buf    []byte
-	from   int // buf[from:to] is read and not looked at
+	buf    []byte // read buffer
+	view   []byte // what is looked at: buf, or a piece of spec
+	from   int    // view[from:to] is read and not looked at
 	to     int
 	opened bool
 
@@ -99,8 +100,10 @@ type receiver struct {
 	msn   [3]uint32 // of the message that is expected, by queue
 	recv  recvState // the Send that is being received
 	iov   [][]byte
-	iovs  [8][]byte
-	aimed int // how many of iov are payload
+	aimed int // how many of iov are payload of the current segment
+
+	spec   speculation
+	copied int // bytes of payload that went through buf
 }
 
 // recvState is the progress of a message on queue 0.
@@ -126,8 +129,8 @@ type queues struct {
 	tags  *tagTable
 }
 
-// buffered reports whether bytes wait in the buffer.
-func (r *receiver) buffered() bool { return r.to > r.from }
+// buffered reports whether bytes are read and not looked at.
+func (r *receiver) buffered() bool { return r.to > r.from || r.spec.at < len(r.spec.pieces) }
 
 // direct reports whether the next bytes go to a place outside the buffer, and whether that is
 // a window: then tags.mu must be held from places to filled.
@@ -135,34 +138,41 @@ func (r *receiver) direct() (direct, window bool) {
 	return r.phase == phasePayload && !r.buffered() && r.left > 0, r.dest == destWindow
 }
 
-// places returns where the next bytes go: payload first, then the buffer, which must be there. It is asked after step returned false.
+// places returns where the next bytes go: payload first, then what may be read ahead, then the buffer, which must be there. It is
+// asked after step returned false.
 func (r *receiver) places() [][]byte {
-	r.iov, r.aimed = r.iovs[:0], 0
+	r.iov, r.aimed, r.spec.planned = r.iov[:0], 0, 0
 	limit := len(r.buf)
-	if direct, _ := r.direct(); direct {
+	direct, _ := r.direct()
+	switch {
+	case direct && r.dest == destScratch:
+		r.iov = append(r.iov, r.scratch[r.scratN:r.scratN+r.left])
+	case direct && r.dest == destWindow:
+		if b, ok := r.tags.reachLocked(r.seg.stag, r.at, r.left, rdma.RemoteWrite); ok == accessOK {
+			r.iov = append(r.iov, b)
+		} // else it was invalidated, and take finds out
+	case direct:
+		c := *r.cursor()
 		n := r.left
-		switch r.dest {
-		case destScratch:
-			r.iov, n = append(r.iov, r.scratch[r.scratN:r.scratN+n]), 0
-		case destWindow:
-			if b, ok := r.tags.reachLocked(r.seg.stag, r.at, n, rdma.RemoteWrite); ok == accessOK {
-				r.iov, n = append(r.iov, b), 0
-			} // else it was invalidated, and take finds out
-		default:
-			c := r.cursor()
-			save := *c
-			for n > 0 && len(r.iov) < len(r.iovs)-1 {
-				b := c.next(n)
-				r.iov = append(r.iov, b)
-				n -= len(b)
-			}
-			*c = save
+		for n > 0 && len(r.iov) < maxPieces {
+			b := c.next(n)
+			r.iov = append(r.iov, b)
+			n -= len(b)
 		}
-		r.aimed = len(r.iov)
-		if n > 0 && r.aimed > 0 {
+		if r.aimed = len(r.iov); n > 0 {
 			return r.iov
 		}
-		if !r.seg.last && r.length >= bigPayload {
+		if r.dest == destSink && !r.seg.last {
+			limit = r.plan(c, r.length)
+		}
+	case r.phase == phaseHeader && !r.buffered():
+		if k := r.reads.oldest(); k != nil && k.size-k.got >= minAhead {
+			limit = r.plan(k.cur, -1)
+		}
+	}
+	if r.spec.planned == 0 {
+		r.aimed = len(r.iov)
+		if direct && !r.seg.last && r.length >= bigPayload {
 			// More of the kind follows: take just its header along, so that its payload comes directly too.
 			limit = padding(r.length) + crcLen + lengthLen + untaggedLen
 			if r.seg.tagged {
@@ -187,12 +197,18 @@ func (r *receiver) space(limit int) []byte {
 
 // filled says that n bytes are in the places. In a window, under tags.mu, this is where its payload is summed up.
 func (r *receiver) filled(n int) {
+	planned := r.spec.planned
 	for i := 0; n > 0; i++ {
 		b := r.iov[i][:min(n, len(r.iov[i]))]
 		n -= len(b)
-		if i < r.aimed {
+		switch {
+		case i < r.aimed:
 			r.placed(b)
-		} else {
+		case i < r.aimed+planned:
+			r.spec.came(b)
+		case planned > 0:
+			r.spec.tail(b)
+		default:
 			r.to += len(b)
 		}
 	}
@@ -231,8 +247,8 @@ func (r *receiver) take() {
 		r.tags.mu.Lock()
 		defer r.tags.mu.Unlock()
 	}
-	for r.left > 0 && r.buffered() {
-		b := r.buf[r.from:min(r.to, r.from+r.left)]
+	for r.left > 0 && r.from < r.to {
+		b := r.view[r.from:min(r.to, r.from+r.left)]
 		var to []byte
 		switch r.dest {
 		case destScratch:
@@ -251,6 +267,9 @@ func (r *receiver) take() {
 		}
 		n := copy(to, b)
 		r.from += n
+		if r.dest != destScratch {
+			r.copied += n
+		}
 		r.placed(to[:n])
 	}
 }
@@ -260,7 +279,7 @@ func (r *receiver) step(e *event) bool {
 	for {
 		switch r.phase {
 		case phaseHeader:
-			if !r.header() {
+			if !r.header() && !r.more() {
 				return false
 			}
 		case phasePayload:
@@ -269,6 +288,9 @@ func (r *receiver) step(e *event) bool {
 				continue
 			}
 			if r.left > 0 {
+				if r.more() {
+					continue
+				}
 				return false
 			}
 			r.phase = phaseTrailer
@@ -277,18 +299,24 @@ func (r *receiver) step(e *event) bool {
 				return r.fail(e, r.pending)
 			}
 			n := min(r.to-r.from, r.left)
-			r.sum = crc32.Update(r.sum, castagnoli, r.buf[r.from:r.from+n])
+			r.sum = crc32.Update(r.sum, castagnoli, r.view[r.from:r.from+n])
 			r.from += n
 			if r.left -= n; r.left > 0 {
+				if r.more() {
+					continue
+				}
 				return false
 			}
 			r.phase = phaseTrailer
 		case phaseTrailer:
 			n := padding(r.length) + crcLen
 			if r.to-r.from < n {
+				if r.more() {
+					continue
+				}
 				return false
 			}
-			b := r.buf[r.from : r.from+n]
+			b := r.view[r.from : r.from+n]
 			r.from += n
 			r.phase = phaseHeader
 			if r.crc && crc32.Update(r.sum, castagnoli, b[:n-crcLen]) != binary.LittleEndian.Uint32(b[n-crcLen:]) {
@@ -329,7 +357,7 @@ func (r *receiver) skip(f fault) { r.phase, r.pending = phaseSkip, f }
 
 // header reads the length and the DDP header; false if they are not complete.
 func (r *receiver) header() bool {
-	b := r.buf[r.from:r.to]
+	b := r.view[r.from:r.to]
 	if len(b) < lengthLen {
 		return false
 	}
@@ -495,6 +523,7 @@ func (r *receiver) complete(e *event) bool {
 	case opReadResponse:
 		k := r.reads.oldest()
 		k.got += uint32(r.length - taggedLen)
+		r.spec.learn(r.length-taggedLen, s.last)
 		if s.last {
 			e.kind, e.wqe = eventRead, k.wqe
 			return true

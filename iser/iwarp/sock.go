@@ -61,7 +61,7 @@ func (s *sock) read(r *receiver) error {
 func take(r *receiver) {
 	if r.buf == nil {
 		r.buf = ins.Get().(*[readBytes]byte)[:]
-		r.from, r.to = 0, 0
+		r.view, r.from, r.to = r.buf, 0, 0
 	}
 }
 
@@ -69,7 +69,7 @@ func take(r *receiver) {
 func (s *sock) release(r *receiver) {
 	if r.buf != nil {
 		ins.Put((*[readBytes]byte)(r.buf))
-		r.buf, r.from, r.to = nil, 0, 0
+		r.buf, r.view, r.from, r.to = nil, nil, 0, 0
 	}
 }
 

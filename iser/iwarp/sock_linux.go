@@ -26,7 +26,19 @@ type system struct {
 	wait    bool
 	writeN  int
 	writErr error
-	iov     []unix.Iovec
+
+	riov, wiov []unix.Iovec
+}
+
+// vector makes the argument of readv and writev of pieces that are not empty.
+func vector(iov []unix.Iovec, pieces [][]byte) []unix.Iovec {
+	iov = iov[:0]
+	for _, b := range pieces {
+		v := unix.Iovec{Base: &b[0]}
+		v.SetLen(len(b))
+		iov = append(iov, v)
+	}
+	return iov
 }
 
 // open returns nil if the descriptor cannot be had.
@@ -58,7 +70,7 @@ func (s *system) doRead(fd uintptr) bool {
 	for {
 		n, err := s.readv(int(fd))
 		switch err {
-		case nil:
+		case 0:
 			s.readN = n
 			return true
 		case unix.EINTR:
@@ -75,16 +87,19 @@ func (s *system) doRead(fd uintptr) bool {
 }
 
 // readv reads into the places of the receiver. A window is looked up, written to and summed up under the lock that invalidation takes.
-func (s *system) readv(fd int) (int, error) {
+func (s *system) readv(fd int) (int, syscall.Errno) {
 	if direct, window := s.r.direct(); direct && window {
 		s.r.tags.mu.Lock()
 		defer s.r.tags.mu.Unlock()
 	}
-	n, err := unix.Readv(fd, s.r.places())
-	if n > 0 {
-		s.r.filled(n)
+	s.riov = vector(s.riov, s.r.places())
+	n, _, errno := syscall.Syscall(unix.SYS_READV, uintptr(fd), uintptr(unsafe.Pointer(&s.riov[0])), uintptr(len(s.riov)))
+	clear(s.riov)
+	if errno != 0 {
+		return 0, errno
 	}
-	return n, err
+	s.r.filled(int(n))
+	return int(n), 0
 }
 
 func (s *system) write(raw syscall.RawConn, w *sender, wait bool) (int, error) {
@@ -114,13 +129,10 @@ func (s *system) doWrite(fd uintptr) bool {
 }
 
 func (s *system) writev(fd uintptr) (int, syscall.Errno) {
-	s.iov = s.iov[:0]
 	v := s.w.pending()
-	for _, b := range v[:min(len(v), maxIovec)] {
-		s.iov = append(s.iov, unix.Iovec{Base: &b[0], Len: uint64(len(b))})
-	}
-	n, _, err := syscall.Syscall(unix.SYS_WRITEV, fd, uintptr(unsafe.Pointer(&s.iov[0])), uintptr(len(s.iov)))
-	clear(s.iov)
+	s.wiov = vector(s.wiov, v[:min(len(v), maxIovec)])
+	n, _, err := syscall.Syscall(unix.SYS_WRITEV, fd, uintptr(unsafe.Pointer(&s.wiov[0])), uintptr(len(s.wiov)))
+	clear(s.wiov)
 	return int(n), err
 }
 

@@ -169,3 +169,35 @@ func TestListenAndResolve(t *testing.T) {
 		t.Error("accepted after Close")
 	}
 }
+
+// Reads of 256 KiB, once the size of the peer's segments is known: no byte of payload takes a way through a buffer of ours, whether the segments are large or
+// those of an Ethernet, and however the sink is cut.
+func TestReadsAreNotCopied(t *testing.T) {
+	for _, o := range []Options{{MaxULPDU: maxULPDU}, {MaxULPDU: 1442, NoCRC: true}, {MaxULPDU: 8942}} {
+		i, r := pair(t, overTCP, o, o)
+		w := r.bind(0, 256<<10, rdma.RemoteRead)
+		pattern(1, r.buf)
+		read := func(n int) {
+			for range n {
+				clear(i.buf[:512<<10])
+				i.send(rdma.SendWR{Op: rdma.OpRead, Flags: rdma.Signaled, RKey: w.RKey(), RemoteAddr: w.Addr(),
+					SGE: []rdma.SGE{i.sge(1, 100_000), i.sge(200_000, 4096), i.sge(300_000, 256<<10-104_096)}})
+				i.good(1)
+				if !bytes.Equal(i.buf[1:100_001], r.buf[:100_000]) || !bytes.Equal(i.buf[200_000:204_096], r.buf[100_000:104_096]) ||
+					!bytes.Equal(i.buf[300_000:300_000+256<<10-104_096], r.buf[104_096:256<<10]) || i.buf[0] != 0 || i.buf[100_001] != 0 || i.buf[204_096] != 0 {
+					t.Fatal("the bytes differ")
+				}
+			}
+		}
+		read(2)
+		q := i.qp.(*queuePair)
+		before := q.rcv.copied // run waits for the peer
+		read(50)
+		i.qp.Close()
+		if n := q.rcv.copied - before; n > 0 {
+			t.Errorf("ULPDUs of %d: %d bytes of %d were copied", o.MaxULPDU, n, 50*256<<10)
+		}
+		r.qp.Close()
+		w.Close()
+	}
+}
