@@ -92,6 +92,7 @@ type receiver struct {
 	sum     uint32
 	left    int // payload that is not placed
 	dest    dest
+	sink    *sink  // destSink: the oldest Read
 	at      uint64 // destWindow: TO of the next byte
 	pending fault  // phaseSkip
 	scratch [scratchLen]byte
@@ -217,7 +218,7 @@ func (r *receiver) filled(n int) {
 // cursor is where payload goes for destReceive and destSink.
 func (r *receiver) cursor() *cursor {
 	if r.dest == destSink {
-		return &r.reads.oldest().cur
+		return &r.sink.cur
 	}
 	return &r.recv.cur
 }
@@ -467,7 +468,7 @@ func (r *receiver) isRTR() bool {
 // admitResponse takes a Read Response if it is the next part of the oldest Read (IWARP-R11).
 func (r *receiver) admitResponse() fault {
 	s, k := &r.seg, r.reads.oldest()
-	r.dest = destSink
+	r.dest, r.sink = destSink, k
 	switch {
 	case k == nil:
 		return faultOf(layerDDP, ddpTagged, ddpInvalidTag)
@@ -521,7 +522,7 @@ func (r *receiver) complete(e *event) bool {
 	case opReadRequest:
 		return r.completeRequest(e)
 	case opReadResponse:
-		k := r.reads.oldest()
+		k := r.sink
 		k.got += uint32(r.length - taggedLen)
 		r.spec.learn(r.length-taggedLen, s.last)
 		if s.last {
