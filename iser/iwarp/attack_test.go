@@ -424,8 +424,7 @@ func TestInvalidatedWhileItLands(t *testing.T) {
 	before := bytes.Clone(v.buf)
 	b := v.tagged(opWrite, v.both.RKey(), v.both.Addr(), true, bytes.Repeat([]byte{0xee}, windowLen))
 	v.write(b[:lengthLen+taggedLen+400])
-	// The ping behind the window's back: what was written so far has landed when another window's owner
-	// sees the bytes.
+	// What was written so far has landed when it can be seen under the lock.
 	tags := v.qp.(*queuePair).q.tags
 	for landed := false; !landed; {
 		tags.mu.Lock()

@@ -164,6 +164,16 @@ func (q *readQueue) oldest() *sink {
 	return &q.ring[q.head%uint(len(q.ring))]
 }
 
+// later returns the Read that is i behind the oldest, nil if there is none.
+func (q *readQueue) later(i int) *sink {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if i >= q.n {
+		return nil
+	}
+	return &q.ring[(q.head+uint(i))%uint(len(q.ring))]
+}
+
 func (q *readQueue) pop() {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -163,7 +163,7 @@ func (r *receiver) places() [][]byte {
 		if r.aimed = len(r.iov); n > 0 {
 			return r.iov
 		}
-		if r.dest == destSink && !r.seg.last {
+		if r.dest == destSink {
 			limit = r.plan(c, r.length)
 		}
 	case r.phase == phaseHeader && !r.buffered():

@@ -50,7 +50,7 @@ func (s *speculation) tail(b []byte) {
 	s.pieces = append(s.pieces, piece{b: b, tail: true})
 }
 
-// plan appends to iov the places for segments of the response to the oldest Read from c on. length is that of
+// plan appends to iov the places for segments of the response to the oldest Read from c on, and of those behind. length is that of
 // the ULPDU whose trailer comes before, -1 if there is none. It returns how much of the buffer may be used behind them; all that is planned and
 // that fits into the buffer, should it have to be gathered.
 func (r *receiver) plan(c cursor, length int) int {
@@ -71,7 +71,15 @@ func (r *receiver) plan(c cursor, length int) int {
 		}
 		return padding(length) + crcLen
 	}
-	for c.left > 0 {
+	for later := 1; ; {
+		if c.left == 0 {
+			k := r.reads.later(later)
+			if k == nil {
+				break
+			}
+			c, later = k.cur, later+1
+			continue
+		}
 		n := c.left
 		if s.guess > 0 {
 			n = min(n, s.guess)

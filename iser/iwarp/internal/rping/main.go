@@ -32,6 +32,7 @@ func main() {
 	client := flag.String("c", "", "ping the server at `address`")
 	count := flag.Int("n", 10, "pings")
 	size := flag.Int("size", 64, "bytes of a ping")
+	pause := flag.Duration("wait", 0, "between the connection and the first ping: Linux's siw, as server, may lose what comes right behind its reply")
 	once := flag.Bool("1", false, "serve one client only")
 	var o iwarp.Options
 	flag.BoolVar(&o.NoCRC, "nocrc", false, "do not ask for CRCs")
@@ -39,13 +40,13 @@ func main() {
 	flag.BoolVar(&o.PeerToPeer, "p2p", false, "peer-to-peer model of the client")
 	flag.IntVar(&o.MaxULPDU, "ulpdu", 0, "largest ULPDU")
 	flag.Parse()
-	if err := run(o, *server, *client, *count, *size, *once); err != nil {
+	if err := run(o, *server, *client, *count, *size, *once, *pause); err != nil {
 		fmt.Fprintln(os.Stderr, "rping:", err)
 		os.Exit(1)
 	}
 }
 
-func run(o iwarp.Options, server, client string, count, size int, once bool) error {
+func run(o iwarp.Options, server, client string, count, size int, once bool, pause time.Duration) error {
 	p, err := iwarp.New(o)
 	if err != nil {
 		return err
@@ -56,7 +57,7 @@ func run(o iwarp.Options, server, client string, count, size int, once bool) err
 		if err != nil {
 			return err
 		}
-		return ping(ctx, p, d, count, size)
+		return ping(ctx, p, d, count, size, pause)
 	}
 	l, err := p.Listen(ctx, server)
 	if err != nil {
@@ -192,7 +193,7 @@ func serve(ctx context.Context, p *iwarp.Provider, r rdma.Request) error {
 	}
 }
 
-func ping(ctx context.Context, p *iwarp.Provider, d rdma.Dialer, count, size int) error {
+func ping(ctx context.Context, p *iwarp.Provider, d rdma.Dialer, count, size int, pause time.Duration) error {
 	s, err := newSide(ctx, p, d, 2*size)
 	if err != nil {
 		return err
@@ -205,11 +206,13 @@ func ping(ctx context.Context, p *iwarp.Provider, d rdma.Dialer, count, size int
 	ird, ord := s.qp.Depth()
 	fmt.Printf("server %v: IRD %d, ORD %d; agreed on %d, %d\n", d.RemoteAddr(), peer.IRD, peer.ORD, ird, ord)
 	source, sink := s.mem[2*infoLen:2*infoLen+size], s.mem[2*infoLen+size:]
+	time.Sleep(pause)
 	begin := time.Now()
 	for n := range count {
 		for i := range source {
 			source[i] = byte('A' + (n+i)%58)
 		}
+		source[size-1] = 0 // rping writes back as far as strlen says
 		clear(sink)
 		var windows [2]rdma.Window
 		for i, b := range []rdma.Bind{{Buf: source, Access: rdma.RemoteRead}, {Buf: sink, Access: rdma.RemoteWrite}} {
