@@ -181,7 +181,7 @@ func serve(ctx context.Context, p *iwarp.Provider, r rdma.Request) error {
 		if err := s.advertise(0, 0, 0); err != nil {
 			return err
 		}
-		if addr, key, size, err = s.received(); err != nil {
+		if addr, key, _, err = s.received(); err != nil {
 			return err
 		}
 		if err := s.do(rdma.SendWR{Op: rdma.OpWrite, SGE: data, RKey: key, RemoteAddr: addr}); err != nil {
