@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -116,7 +117,7 @@ func (s *propSide) makePlan(rnd *rand.Rand) {
 
 // issue carries out the plan, and checks the completions.
 func (s *propSide) issue(rnd *rand.Rand) error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	var free []int
 	for i := range propSinks {
@@ -231,7 +232,7 @@ func (s *propSide) post(slot int, rnd *rand.Rand) error {
 
 // receive checks what the peer's plan sends.
 func (s *propSide) receive(rnd *rand.Rand) error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	for i := range s.peer.plan {
 		op := &s.peer.plan[i]
@@ -262,6 +263,9 @@ func (s *propSide) receive(rnd *rand.Rand) error {
 // Random operations in both directions at once, by every kind of connection and segmentation: every byte of memory is what a model says.
 func TestRandomOperations(t *testing.T) {
 	seed := rand.Uint64()
+	if v := os.Getenv("ISERGATE_SEED"); v != "" {
+		fmt.Sscan(v, &seed)
+	}
 	t.Logf("seed %d", seed)
 	rnd := rand.New(rand.NewPCG(seed, 0))
 	rounds := 10

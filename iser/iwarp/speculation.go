@@ -129,7 +129,7 @@ func (r *receiver) more() bool {
 	case p.tail:
 		r.view, r.from, r.to = r.buf, 0, len(p.b)
 		s.pieces, s.at = s.ahead[:0], 0
-	case !p.sink:
+	case !p.sink && r.phase != phasePayload && r.phase != phaseSkip: // else the segment is longer than was guessed
 		r.view, r.from, r.to = p.b, 0, len(p.b)
 		s.at++
 	case r.phase == phasePayload && r.dest == destSink && r.isNext(p.b):
