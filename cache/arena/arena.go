@@ -71,6 +71,14 @@ func (a *Arena) SetMangle(on bool) {
 	a.mangle = on
 }
 
+// Region returns all the memory that Alloc hands out parts of, so that it can be registered with a device once. Only
+// pieces may be touched; it ends with Close.
+func (a *Arena) Region() []byte {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mem
+}
+
 // Usage is a snapshot.
 type Usage struct {
 	UsedBytes     int64 // in pieces that are handed out, page granular

@@ -1,0 +1,147 @@
+package iwarp
+
+import (
+	"io"
+	"net"
+	"os"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxIovec is the most pieces of one writev.
+const maxIovec = 1024
+
+// system does vectored I/O on the descriptor without waiting in the kernel, so that memory is only touched while the caller's
+// locks are held. Reading and writing are used by one goroutine each.
+type system struct {
+	readFn, writeFn func(fd uintptr) bool
+
+	r       *receiver
+	readN   int
+	readErr error
+
+	w       *sender
+	wait    bool
+	writeN  int
+	writErr error
+
+	riov, wiov []unix.Iovec
+}
+
+// vector makes the argument of readv and writev of pieces that are not empty.
+func vector(iov []unix.Iovec, pieces [][]byte) []unix.Iovec {
+	iov = iov[:0]
+	for _, b := range pieces {
+		v := unix.Iovec{Base: &b[0]}
+		v.SetLen(len(b))
+		iov = append(iov, v)
+	}
+	return iov
+}
+
+// open returns nil if the descriptor cannot be had.
+func (s *system) open(t *net.TCPConn) syscall.RawConn {
+	raw, err := t.SyscallConn()
+	if err != nil {
+		return nil
+	}
+	s.readFn, s.writeFn = s.doRead, s.doWrite
+	return raw
+}
+
+func (s *system) read(raw syscall.RawConn, r *receiver) error {
+	s.r, s.readN, s.readErr = r, 0, nil
+	if err := raw.Read(s.readFn); err != nil {
+		return err
+	}
+	if s.readErr != nil {
+		return s.readErr
+	}
+	if s.readN == 0 {
+		return io.EOF
+	}
+	return nil
+}
+
+func (s *system) doRead(fd uintptr) bool {
+	take(s.r)
+	for {
+		n, err := s.readv(int(fd))
+		switch err {
+		case 0:
+			s.readN = n
+			return true
+		case unix.EINTR:
+		case unix.EAGAIN:
+			if !s.r.buffered() {
+				(*sock)(nil).release(s.r)
+			}
+			return false
+		default:
+			s.readErr = os.NewSyscallError("readv", err)
+			return true
+		}
+	}
+}
+
+// readv reads into the places of the receiver. A window is looked up, written to and summed up under the lock that invalidation takes.
+func (s *system) readv(fd int) (int, syscall.Errno) {
+	if direct, window := s.r.direct(); direct && window {
+		s.r.tags.mu.Lock()
+		defer s.r.tags.mu.Unlock()
+	}
+	s.riov = vector(s.riov, s.r.places())
+	n, _, errno := syscall.Syscall(unix.SYS_READV, uintptr(fd), uintptr(unsafe.Pointer(&s.riov[0])), uintptr(len(s.riov)))
+	clear(s.riov)
+	if errno != 0 {
+		return 0, errno
+	}
+	s.r.filled(int(n))
+	return int(n), 0
+}
+
+func (s *system) write(raw syscall.RawConn, w *sender, wait bool) (int, error) {
+	s.w, s.wait, s.writeN, s.writErr = w, wait, 0, nil
+	if err := raw.Write(s.writeFn); err != nil {
+		return s.writeN, err
+	}
+	return s.writeN, s.writErr
+}
+
+func (s *system) doWrite(fd uintptr) bool {
+	for len(s.w.pending()) > 0 {
+		n, err := s.writev(fd)
+		switch err {
+		case 0:
+			s.writeN += n
+			s.w.wrote(n)
+		case unix.EINTR:
+		case unix.EAGAIN:
+			return !s.wait
+		default:
+			s.writErr = os.NewSyscallError("writev", err)
+			return true
+		}
+	}
+	return true
+}
+
+func (s *system) writev(fd uintptr) (int, syscall.Errno) {
+	v := s.w.pending()
+	s.wiov = vector(s.wiov, v[:min(len(v), maxIovec)])
+	n, _, err := syscall.Syscall(unix.SYS_WRITEV, fd, uintptr(unsafe.Pointer(&s.wiov[0])), uintptr(len(s.wiov)))
+	clear(s.wiov)
+	return int(n), err
+}
+
+func (s *system) segmentSize(raw syscall.RawConn) int {
+	mss := 0
+	raw.Control(func(fd uintptr) {
+		if info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
+			mss = int(info.Snd_mss)
+		}
+	})
+	return mss
+}

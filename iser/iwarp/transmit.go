@@ -1,0 +1,342 @@
+package iwarp
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/isergate/isergate/iser/rdma"
+)
+
+// There is one who encodes and writes at a time, and has set writing: whoever posts, if nobody does and the socket takes it at
+// once; the goroutine write from where that would wait. So a lone message costs no wake-up, and a post never waits for the peer.
+
+// inlineBytes is how much one call of PostSend, or the receiver when it answers Reads, writes before the goroutine takes over.
+const inlineBytes = 1 << 20
+
+// refreshBytes is how much is sent before the segment size of the path is looked at again.
+const refreshBytes = 16 << 20
+
+// buffers for batches; they are only held while there is something to write.
+var outs = sync.Pool{New: func() any { return new([outBytes]byte) }}
+
+func getOut() []byte { return outs.Get().(*[outBytes]byte)[:0] }
+
+func putOut(b []byte) {
+	if cap(b) == outBytes {
+		outs.Put((*[outBytes]byte)(b[:outBytes]))
+	}
+}
+
+// kick gets going what can be sent.
+func (q *queuePair) kick() {
+	q.mu.Lock()
+	if q.writing || !q.workLocked() {
+		q.mu.Unlock()
+		return
+	}
+	q.writing = true
+	q.mu.Unlock()
+	if q.sock.raw == nil {
+		q.signal()
+		return
+	}
+	q.pump(true)
+}
+
+// signal hands writing to the goroutine.
+func (q *queuePair) signal() { q.wake <- struct{}{} }
+
+// write is the goroutine that waits for the peer to read.
+func (q *queuePair) write(quit chan struct{}) {
+	for {
+		select {
+		case <-q.wake:
+			q.pump(false)
+		case <-quit:
+			return
+		}
+	}
+}
+
+// pump encodes and writes until there is nothing to send. The caller has writing, and loses it. With inline, it gives it to the goroutine instead
+// of waiting.
+func (q *queuePair) pump(inline bool) {
+	s := &q.snd
+	written := 0
+	for {
+		for len(s.pending()) > 0 {
+			n, err := q.sock.write(s, q.patience(inline))
+			written += n
+			if err != nil {
+				q.stop(fmt.Errorf("%w: %w: %w", rdma.ErrTransport, errBroken, err))
+				return
+			}
+			if len(s.pending()) > 0 || inline && written > inlineBytes {
+				q.signal()
+				return
+			}
+		}
+		s.reset()
+		q.mu.Lock()
+		q.sent = q.encoded
+		ok := q.retireLocked()
+		if ok && !q.workLocked() {
+			q.rest()
+			q.mu.Unlock()
+			return
+		}
+		q.mu.Unlock()
+		if !ok {
+			q.stop(rdma.ErrOverrun)
+			return
+		}
+		if s.out == nil {
+			s.out = getOut()
+		}
+		q.refresh(written)
+		if err := q.fill(); err != nil {
+			// The batch ends here, and goes before the Terminate that fail prepared.
+			s.flush()
+			continue
+		}
+		s.flush()
+	}
+}
+
+// patience is how long a write may wait.
+func (q *queuePair) patience(inline bool) time.Duration {
+	if inline {
+		return 0
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.state == stateConnected {
+		return q.opt.StallTimeout
+	}
+	return finishTimeout
+}
+
+// stop ends writing because of err, which becomes that of the connection. Nothing more is written.
+func (q *queuePair) stop(err error) {
+	q.fail(err, noFault, nil)
+	q.snd.reset()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.terminate = nil
+	q.rest()
+}
+
+// rest lets go of writing. mu is held.
+func (q *queuePair) rest() {
+	putOut(q.snd.out)
+	q.snd.out = nil
+	q.writing = false
+	q.idle.Broadcast()
+}
+
+// refresh follows the segment size of the path (IWARP-23).
+func (q *queuePair) refresh(n int) {
+	if q.sentBytes += n; q.sentBytes < refreshBytes || q.opt.MaxULPDU != 0 || q.msg.done < q.msg.size {
+		return
+	}
+	q.sentBytes = 0
+	q.snd.limit = mulpdu(q.sock.segmentSize(), q.snd.markers)
+}
+
+// workLocked reports whether something can be encoded now.
+func (q *queuePair) workLocked() bool {
+	switch {
+	case q.state == stateEnding:
+		return q.terminate != nil
+	case q.state != stateConnected:
+		return false
+	}
+	return q.msg.done < q.msg.size || q.q.resps.oldest() != nil || q.sendableLocked() != nil
+}
+
+// sendableLocked returns the next work request if it can be begun.
+func (q *queuePair) sendableLocked() *sendWQE {
+	if q.next == q.tail {
+		return nil
+	}
+	w := &q.ring[q.next%uint64(len(q.ring))]
+	if q.held && w.op < rdma.OpBind || w.flags&rdma.Fence != 0 && !q.q.reads.empty() || w.op == rdma.OpRead && q.q.reads.full() {
+		return nil
+	}
+	return w
+}
+
+// fill encodes a batch. An error ends the connection, and was given to fail.
+func (q *queuePair) fill() error {
+	s := &q.snd
+	for s.room() {
+		if q.msg.done == q.msg.size {
+			q.msgIsResp = false
+			began, err := q.begin()
+			if err != nil || !began {
+				return err
+			}
+		} else if q.ending() {
+			return nil
+		}
+		whole, err := q.proceed()
+		if err != nil {
+			return err
+		}
+		if whole {
+			q.msg.done, q.msg.size = 0, 0
+			if q.msgIsResp {
+				q.q.resps.pop()
+			} else {
+				q.mu.Lock()
+				q.encoded = q.next
+				q.mu.Unlock()
+			}
+		}
+	}
+	return nil
+}
+
+func (q *queuePair) ending() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.state == stateConnected {
+		return false
+	}
+	q.msg.done, q.msg.size = 0, 0 // nothing of it follows
+	return true
+}
+
+// proceed encodes more of the current message.
+func (q *queuePair) proceed() (whole bool, err error) {
+	if q.msgIsResp {
+		return q.respond()
+	}
+	return q.snd.encode(&q.msg), nil
+}
+
+// respond encodes more of the response to the oldest Read of the peer. Its source is copied under the lock that invalidation takes.
+func (q *queuePair) respond() (whole bool, err error) {
+	r := q.q.resps.oldest()
+	s, m := &q.snd, &q.msg
+	for s.room() {
+		seg, n := s.next(m)
+		if n == 0 {
+			s.segment(&seg, nil)
+			return true, nil
+		}
+		q.q.tags.mu.Lock()
+		b, ok := q.q.tags.reachLocked(r.sourceTag, r.sourceTO+uint64(m.done-n), n, rdma.RemoteRead)
+		if ok == accessOK {
+			s.segment(&seg, b)
+		}
+		q.q.tags.mu.Unlock()
+		if ok != accessOK {
+			f := source(ok)
+			err := &TerminateError{Layer: f.layer(), Type: f.etype(), Code: f.code()}
+			m.done, m.size = 0, 0
+			q.fail(err, f, &r.from)
+			return false, err
+		}
+		if seg.last {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// begin starts the next message: responses and work requests in turn. It carries out
+// the work requests that send nothing. It returns false if there is none.
+func (q *queuePair) begin() (bool, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	s := &q.snd
+	if q.state != stateConnected {
+		if t := q.terminate; t != nil {
+			q.terminate = nil
+			s.segment(&segment{op: opTerminate, last: true, queue: queueTerminate, msn: 1}, t)
+		}
+		return false, nil
+	}
+	q.turn = !q.turn
+	if q.turn {
+		if r := q.q.resps.oldest(); r != nil {
+			q.beginResponse(r)
+			return true, nil
+		}
+	}
+	for w := q.sendableLocked(); w != nil; w = q.sendableLocked() {
+		q.next++
+		if w.op < rdma.OpBind {
+			q.beginSend(w)
+			return true, nil
+		}
+		ok := false
+		if w.op == rdma.OpBind {
+			if ok = q.q.tags.bind(w.key, w.previous); !ok {
+				w.status = rdma.StatusBind
+			}
+		} else if ok = q.q.tags.invalidate(w.key); !ok {
+			w.status = rdma.StatusProtection
+		}
+		q.encoded = q.next
+		if !ok {
+			err := fmt.Errorf("%w: %v failed", rdma.ErrInvalid, w.op)
+			q.mu.Unlock()
+			q.fail(err, noFault, nil)
+			q.mu.Lock()
+			return false, err
+		}
+	}
+	if r := q.q.resps.oldest(); r != nil {
+		q.beginResponse(r)
+		return true, nil
+	}
+	return false, nil
+}
+
+func (q *queuePair) beginResponse(r *response) {
+	q.msgIsResp = true
+	m := &q.msg
+	m.cur = cursor{left: int(r.size)}
+	q.snd.start(m, segment{op: opReadResponse, tagged: true, stag: r.sinkTag, to: r.sinkTO})
+}
+
+func (q *queuePair) beginSend(w *sendWQE) {
+	m := &q.msg
+	var seg segment
+	switch w.op {
+	case rdma.OpWrite:
+		seg = segment{op: opWrite, tagged: true, stag: w.key, to: w.addr}
+	case rdma.OpRead:
+		q.beginRead(w)
+		return
+	default:
+		seg = segment{op: opSend, queue: queueSend}
+		if w.op == rdma.OpSendInvalidate {
+			seg.op, seg.stag = opSendInvalidate, w.key
+		}
+		if w.flags&rdma.Solicited != 0 {
+			seg.op += opSendSolicited - opSend
+		}
+	}
+	m.cur.reset(w.sge)
+	q.snd.start(m, seg)
+}
+
+// beginRead makes a Read Request. Its sink has an STag of its own that only the response may name (IWARP-R10).
+func (q *queuePair) beginRead(w *sendWQE) {
+	m := &q.msg
+	tag := q.q.tags.pick()
+	r := readRequest{sinkTag: tag, sinkTO: uint64(tag) << 12, size: uint32(w.size), sourceTag: w.key, sourceTO: w.addr}
+	if cap(w.inline) < readRequestLen {
+		w.inline = make([]byte, readRequestLen)
+	}
+	w.inline = w.inline[:readRequestLen]
+	r.encode(w.inline)
+	q.q.reads.push(tag, r.sinkTO, w)
+	w.one[0] = rdma.SGE{Buf: w.inline}
+	m.cur.reset(w.one[:])
+	q.snd.start(m, segment{op: opReadRequest, queue: queueRead})
+}
