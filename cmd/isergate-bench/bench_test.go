@@ -80,14 +80,22 @@ func complete(t *testing.T, r *Report, want int) {
 	if len(r.Measurements) != want {
 		t.Errorf("%d measurements, want %d", len(r.Measurements), want)
 	}
+	worked := 0
 	for _, m := range r.Measurements {
 		s := m.Median
-		if len(m.Samples) != r.Options.Rounds || s.Operations == 0 || s.PerSecond <= 0 || s.MBPerSecond <= 0 || s.CPUPerOp < 0 || s.P99 < s.P50 {
-			t.Errorf("%s: %+v", m.ID, m)
+		// On a device that stalls for the whole of a short round nothing is done: that is a figure, not a fault.
+		if len(m.Samples) != r.Options.Rounds || s.PerSecond < 0 || s.MBPerSecond < 0 || s.CPUPerOp < 0 || s.P99 < s.P50 {
+			t.Errorf("%s: %+v", m.ID, s)
+		}
+		if s.Operations > 0 && s.PerSecond > 0 && s.MBPerSecond > 0 {
+			worked++
 		}
 		if m.Slowest > s.PerSecond || m.Fastest < s.PerSecond {
 			t.Errorf("%s: median %v is outside %v to %v", m.ID, s.PerSecond, m.Slowest, m.Fastest)
 		}
+	}
+	if worked < want/2 {
+		t.Errorf("only %d of %d loads did anything", worked, want)
 	}
 }
 
