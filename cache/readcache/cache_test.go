@@ -578,3 +578,24 @@ func BenchmarkGetMemory(b *testing.B) { benchmarkGet(b, Options{MemoryBytes: 128
 func BenchmarkGetMedia(b *testing.B) {
 	benchmarkGet(b, Options{MemoryBytes: 8 << 20, Bytes: 512 << 20, FS: vfs.OS(), Path: b.TempDir() + "/chunks"}, 5000)
 }
+
+// A fetch that comes to its turn after Close gets no frame: the memory is gone.
+func TestCloseBeforeFetch(t *testing.T) {
+	for range 200 {
+		c, err := Open(Options{MemoryBytes: 4 << 20})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range 64 {
+			c.Prefetch(t.Context(), Key{Seq: uint64(i)}, func(_ context.Context, into []byte) (int, error) {
+				for j := range into {
+					into[j] = 1
+				}
+				return len(into), nil
+			})
+		}
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

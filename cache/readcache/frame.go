@@ -84,6 +84,9 @@ func (c *Cache) take(ctx context.Context) (*frame, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for {
+		if c.closed {
+			return nil, ErrClosed // the memory may be gone: it goes when all frames are free
+		}
 		if f := c.takeLocked(); f != nil {
 			return f, nil
 		}
