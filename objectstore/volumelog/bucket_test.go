@@ -31,6 +31,13 @@ func (b *memBucket) failNth(n int, err error) {
 	b.total, b.failAt, b.failWith = 0, n, err
 }
 
+// count returns how many operations of a kind were tried.
+func (b *memBucket) count(op string) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.ops[op]
+}
+
 func newMemBucket() *memBucket {
 	return &memBucket{objs: make(map[string][]byte), ops: make(map[string]int)}
 }

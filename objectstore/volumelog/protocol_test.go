@@ -277,13 +277,13 @@ func TestFenceStopsOldOwner(t *testing.T) {
 	a, _ := attach(t, b, id, want(1, 1, 0), "a")
 	a.puts(3)
 	attach(t, b, id, want(2, 1, 3), "c")
-	puts := b.ops["put"]
+	puts := b.count("put")
 	wantErr(t, a.put(4, 4, 4), ErrFenced)
 	wantErr(t, a.Err(), ErrFenced)
 	wantErr(t, a.put(4, 4, 4), ErrFenced)
 	_, err := a.WriteCheckpoint(ctx, Checkpoint{Position{1, 4}, 3, time.Time{}}, a.img.sorted())
 	wantErr(t, err, ErrFenced)
-	if b.ops["put"] != puts+1 {
+	if b.count("put") != puts+1 {
 		t.Fatal("a fenced writer goes on putting")
 	}
 }
@@ -742,7 +742,7 @@ func TestFenceComesSecond(t *testing.T) {
 		_, four := a.object(4, 4, 4)
 		done := false
 		b.hook = func(op, key string) error {
-			if b.ops["put"] > 20 {
+			if b.count("put") > 20 {
 				return errors.New("goes round in circles")
 			}
 			if op == "put" && key == LogKey(id, Position{1, 4}) && !done {
