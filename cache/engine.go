@@ -30,6 +30,7 @@ type Engine struct {
 	store     homemap.Store
 	mapCache  *homemap.PageCache
 	reads     *readcache.Cache
+	zeros     []byte // what unwritten blocks are read from; read-only
 	space     *space
 
 	pools pools // of objects being built or sent
@@ -76,6 +77,9 @@ func Open(ctx context.Context, opt Options) (*Engine, error) {
 		return nil, err
 	}
 	if e.readArena, err = arena.New(opt.ArenaBytes / 4); err != nil {
+		return nil, err
+	}
+	if e.zeros, err = zeroMemory(); err != nil {
 		return nil, err
 	}
 	if err := opt.FS.MkdirAll(opt.Dir, 0o700); err != nil {

@@ -54,13 +54,10 @@ func (b *Borrowed) Release() {
 	*b = Borrowed{}
 }
 
-// zeroPage is what unwritten blocks are read from; nobody writes to it.
-var zeroPage = make([]byte, 64<<10)
-
 func (b *Borrowed) zeros(n int64) {
 	for n > 0 {
-		k := min(n, int64(len(zeroPage)))
-		b.bufs = append(b.bufs, zeroPage[:k])
+		k := min(n, zeroBytes)
+		b.bufs = append(b.bufs, b.e.zeros[:k:k])
 		n -= k
 	}
 }

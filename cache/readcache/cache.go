@@ -255,6 +255,14 @@ func (c *Cache) Reserve(ctx context.Context, n int) (release func(), err error) 
 	return sync.OnceFunc(func() { c.claims.Release(int64(n)) }), nil
 }
 
+// Region returns all the memory that chunks are kept in, so that it can be registered with a device once. It
+// stays mapped until Close, and after it until the last Ref is released.
+func (c *Cache) Region() []byte {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.memory
+}
+
 // MaxReserve is the largest number of chunks that can be reserved at once.
 func (c *Cache) MaxReserve() int { return int(c.claim) }
 
