@@ -299,11 +299,12 @@ func (q *queuePair) run(quit chan struct{}) {
 		q.idle.Wait()
 	}
 	err = q.err
+	silent := q.held // then nothing was sent that could be destroyed
 	q.mu.Unlock()
 	close(quit)
 	q.finish()
 	close(q.flushed)
-	if !errors.Is(err, rdma.ErrPeerClosed) && !errors.Is(err, errBroken) {
+	if !silent && !errors.Is(err, rdma.ErrPeerClosed) && !errors.Is(err, errBroken) {
 		q.sock.linger()
 	}
 	q.sock.nc.Close()
