@@ -39,6 +39,7 @@ func (n *Node) newVolume(entry catalog.Volume) (*volume, error) {
 	v.unit, err = scsi.NewLogicalUnit(scsi.Options{
 		Medium:   medium{v},
 		Identity: scsi.Identity{UUID: entry.ID, Serial: entry.ID.String()},
+		Logger:   n.log.With("volume", entry.Name),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("volume %s: %w", entry.Name, err)

@@ -48,7 +48,8 @@ type session struct {
 	// The fields below are guarded by mu.
 	conns       map[uint16]*conn
 	tasks       map[pdu.TaskTag]*Task
-	running     int // commands not yet left, tasks and task management functions
+	free        *Task // for reuse, linked by next; at most as many as ran at the same time
+	running     int   // commands not yet left, tasks and task management functions
 	established bool
 	ended       bool // takes no more connections and commands
 	orphan      *time.Timer
@@ -158,7 +159,7 @@ func (s *session) deliver(a arrival) {
 	if s.ended || a.c.gone {
 		s.mu.Unlock()
 		s.bumpMax(t)
-		t.c.dm.Discard(t.Transfer)
+		s.discard(t)
 		return
 	}
 	s.tasks[t.ITT] = t
@@ -187,6 +188,14 @@ func (s *session) immediate(c *conn, t *Task) disposition {
 	return accepted
 }
 
+// discard ends a task that was never delivered.
+func (s *session) discard(t *Task) {
+	t.c.dm.Discard(t.Transfer)
+	s.mu.Lock()
+	s.recycleLocked(t)
+	s.mu.Unlock()
+}
+
 // bumpMax opens the window for the successor of a command that ended.
 func (s *session) bumpMax(t *Task) {
 	if t.immediate {
@@ -210,7 +219,8 @@ func (s *session) complete(t *Task, res *scsi.Result) {
 	if respond {
 		t.c.dm.SendControl(t.prepare(res)) // an error ends the connection, and the reader sees it too
 	}
-	t.c.dm.Release(t)
+	c := t.c
+	c.dm.Release(t)
 	s.mu.Lock()
 	if s.tasks[t.ITT] == t {
 		delete(s.tasks, t.ITT)
@@ -218,11 +228,11 @@ func (s *session) complete(t *Task, res *scsi.Result) {
 	for _, ch := range t.waiters {
 		close(ch)
 	}
-	t.waiters = nil
+	s.recycleLocked(t)
 	s.leaveLocked()
 	s.mu.Unlock()
 	if !respond && closed {
-		t.c.windowUpdate()
+		c.windowUpdate()
 	}
 }
 

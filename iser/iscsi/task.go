@@ -4,13 +4,15 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/isergate/isergate/iser/iscsi/pdu"
 	"github.com/isergate/isergate/iser/scsi"
 )
 
-// Task is one SCSI command in progress. A Datamover reads the exported fields, which do not change.
+// Task is one SCSI command in progress. A Datamover reads the exported fields, which do not change until its Release
+// returns. Then the Task is used for another command of the session: nobody may keep it.
 type Task struct {
 	ITT   pdu.TaskTag
 	LUN   pdu.LUN
@@ -23,22 +25,33 @@ type Task struct {
 	BidiRead uint32
 	// Transfer is what the Datamover put into PDU.Transfer of the command.
 	Transfer any
+	// Held says that memory given to PutData is not reused before Release returned.
+	Held bool
 
-	s         *session
+	s         *session // for life
 	c         *conn
 	immediate bool
 	faulted   bool // the data of the command PDU itself was lost
 	cmd       scsi.Command
 	cdb       [pdu.FixedCDBLength]byte
 	response  PDU
+	sense     [2 + maxSense]byte // the data segment of response
+	clipped   [][]byte           // scratch of Send
 
-	// state is guarded by s.mu.
+	// The fields below are guarded by s.mu.
 	state taskState
-	// waiters are closed when the task has left; guarded by s.mu.
+	// serial counts the commands that the Task was. One that is over has another serial, by which an abort that comes late
+	// finds out.
+	serial uint64
+	// waiters are closed when the task has left.
 	waiters []chan struct{}
+	next    *Task // in s.free
 
 	ctx taskContext
 }
+
+// maxSense is how much sense data a logical unit returns.
+const maxSense = 126
 
 type taskState uint8
 
@@ -77,7 +90,7 @@ func (t *Task) Receive(ctx context.Context, into [][]byte, off int64) error {
 	if off < 0 || off+n > t.OutLength() {
 		return transferSense(ErrRange)
 	}
-	return transferSense(t.c.dm.GetData(ctx, t, into, off))
+	return dataError(t.c.dm.GetData(ctx, t, into, off))
 }
 
 // Send implements scsi.Data.
@@ -90,12 +103,13 @@ func (t *Task) Send(ctx context.Context, from [][]byte, off int64) error {
 		if room <= 0 {
 			return nil
 		}
-		from, n = clipTo(from, room), room
+		t.clipped = clipTo(t.clipped[:0], from, room)
+		from, n = t.clipped, room
 	}
 	if n == 0 {
 		return nil
 	}
-	return t.c.dm.PutData(ctx, t, from, off)
+	return dataError(t.c.dm.PutData(ctx, t, from, off))
 }
 
 func total(b [][]byte) (n int64) {
@@ -105,9 +119,8 @@ func total(b [][]byte) (n int64) {
 	return n
 }
 
-// clipTo returns the first n bytes of b.
-func clipTo(b [][]byte, n int64) [][]byte {
-	out := make([][]byte, 0, len(b))
+// clipTo appends the first n bytes of b to out.
+func clipTo(out, b [][]byte, n int64) [][]byte {
 	for _, p := range b {
 		if int64(len(p)) >= n {
 			return append(out, p[:n])
@@ -116,6 +129,18 @@ func clipTo(b [][]byte, n int64) [][]byte {
 		n -= int64(len(p))
 	}
 	return out
+}
+
+// dataError gives any error of a Datamover sense data: what befalls a transfer is no error of the medium.
+func dataError(err error) error {
+	if err == nil {
+		return nil
+	}
+	err = transferSense(err)
+	if _, ok := errors.AsType[*scsi.SenseError](err); !ok {
+		err = &scsi.SenseError{Key: scsi.AbortedCommand, Err: err}
+	}
+	return err
 }
 
 // transferSense gives an error of a Datamover the sense data of RFC 7143, 11.4.7.2.
@@ -134,25 +159,45 @@ func transferSense(err error) error {
 	return &scsi.SenseError{Key: scsi.AbortedCommand, ASC: asc, ASCQ: ascq, Err: err}
 }
 
-// newTask prepares the task of a SCSI Command.
+// newTask prepares the task of a SCSI Command, in memory that was one before if there is some.
 func newTask(c *conn, cmd *pdu.SCSICommand, p *PDU, ahs *pdu.AHS) *Task {
-	t := &Task{
-		ITT: cmd.ITT, LUN: cmd.LUN, CmdSN: cmd.CmdSN, Read: cmd.Read, Write: cmd.Write,
-		EDTL: cmd.EDTL, BidiRead: ahs.BidiReadLength, Transfer: p.Transfer,
-		s: c.s, c: c, immediate: cmd.Immediate, faulted: p.Fault != 0, cdb: cmd.CDB,
+	s := c.s
+	s.mu.Lock()
+	t := s.free
+	if t != nil {
+		s.free, t.next = t.next, nil
+	} else {
+		t = &Task{s: s}
+		t.cmd.Data, t.cmd.Abort = t, t.abortedByUnit
 	}
-	t.cmd = scsi.Command{CDB: t.cdb[:], Attribute: scsi.TaskAttribute(cmd.Attr), Data: t, Abort: t.abortedByUnit}
+	t.state = taskRunning
+	t.cmd.Serial = t.serial
+	s.mu.Unlock()
+	t.ITT, t.LUN, t.CmdSN, t.Read, t.Write = cmd.ITT, cmd.LUN, cmd.CmdSN, cmd.Read, cmd.Write
+	t.EDTL, t.BidiRead, t.Transfer = cmd.EDTL, ahs.BidiReadLength, p.Transfer
+	t.c, t.immediate, t.faulted, t.cdb = c, cmd.Immediate, p.Fault != 0, cmd.CDB
+	t.cmd.CDB, t.cmd.Attribute = t.cdb[:], scsi.TaskAttribute(cmd.Attr)
 	if len(ahs.CDB) > 0 {
 		t.cmd.CDB = append(append(make([]byte, 0, len(t.cdb)+len(ahs.CDB)), t.cdb[:]...), ahs.CDB...)
 	}
 	return t
 }
 
-// abortedByUnit is called by the logical unit when another nexus ended the task.
-func (t *Task) abortedByUnit() {
+// recycleLocked ends the use of t's memory for its command: nobody else touches it any more, but for an abort that
+// comes late.
+func (s *session) recycleLocked(t *Task) {
+	t.serial++
+	t.ctx.reset()
+	t.c, t.Transfer, t.waiters, t.response = nil, nil, nil, PDU{}
+	clear(t.clipped[:cap(t.clipped)])
+	t.next, s.free = s.free, t
+}
+
+// abortedByUnit is called by the logical unit when another nexus ended the command that had this serial.
+func (t *Task) abortedByUnit(serial uint64) {
 	t.s.mu.Lock()
 	defer t.s.mu.Unlock()
-	if t.state == taskRunning {
+	if t.serial == serial && t.state == taskRunning {
 		t.state = taskAbortedOther
 		t.ctx.cancel()
 	}
@@ -184,9 +229,10 @@ func (t *Task) run() {
 	if t.faulted && err == nil {
 		err = ErrDataDigest
 	}
-	var fault *scsi.SenseError
-	if errors.As(transferSense(err), &fault) {
-		res = scsi.Result{Status: scsi.CheckCondition, Sense: fixedSense(byte(fault.Key), fault.ASC, fault.ASCQ)}
+	if err != nil {
+		if fault, ok := errors.AsType[*scsi.SenseError](transferSense(err)); ok {
+			res = scsi.Result{Status: scsi.CheckCondition, Sense: fixedSense(byte(fault.Key), fault.ASC, fault.ASCQ)}
+		}
 	}
 	t.s.complete(t, &res)
 }
@@ -213,10 +259,10 @@ func (t *Task) prepare(res *scsi.Result) *PDU {
 		r.Overflow, _, r.Residual = residual(max(res.DataIn, res.DataOut), 0)
 	}
 	r.Encode(&t.response.Header)
-	if len(res.Sense) > 0 {
-		data := make([]byte, 2, 2+len(res.Sense))
-		data[0], data[1] = byte(len(res.Sense)>>8), byte(len(res.Sense))
-		t.response.Data = append(data, res.Sense...)
+	if n := min(len(res.Sense), maxSense); n > 0 {
+		t.sense[0], t.sense[1] = 0, byte(n)
+		copy(t.sense[2:], res.Sense[:n])
+		t.response.Data = t.sense[:2+n]
 	}
 	t.response.Task = t
 	return &t.response
@@ -233,22 +279,31 @@ func residual(asked, expected int64) (over, under bool, count uint32) {
 	return false, false, 0
 }
 
-// taskContext is the context of one task: it ends when the task is aborted. It costs nothing until somebody waits for it.
+// taskContext is the context of one task: it ends when the task is aborted. It costs nothing until somebody waits for it, and
+// is used again with the Task.
 type taskContext struct {
-	mu   sync.Mutex
-	done chan struct{} // made when asked for; guarded by mu
-	err  error         // guarded by mu
+	ended atomic.Bool // changed under mu
+	mu    sync.Mutex
+	done  chan struct{} // made when asked for, closed when ended; guarded by mu
 }
 
 func (c *taskContext) cancel() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.err != nil {
+	if c.ended.Swap(true) {
 		return
 	}
-	c.err = context.Canceled
 	if c.done != nil {
 		close(c.done)
+	}
+}
+
+// reset begins the context of the next command.
+func (c *taskContext) reset() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended.Swap(false) {
+		c.done = nil
 	}
 }
 
@@ -261,7 +316,7 @@ func (c *taskContext) Done() <-chan struct{} {
 	defer c.mu.Unlock()
 	if c.done == nil {
 		c.done = make(chan struct{})
-		if c.err != nil {
+		if c.ended.Load() {
 			close(c.done)
 		}
 	}
@@ -270,9 +325,10 @@ func (c *taskContext) Done() <-chan struct{} {
 
 // Err implements context.Context.
 func (c *taskContext) Err() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.err
+	if c.ended.Load() {
+		return context.Canceled
+	}
+	return nil
 }
 
 // Value implements context.Context.

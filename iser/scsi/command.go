@@ -53,8 +53,9 @@ type Data interface {
 	Send(ctx context.Context, from [][]byte, off int64) error
 }
 
-// Command is one SCSI command as a transport hands it over. It is used for one
-// command only, and must not be copied after Admit or Execute saw it.
+// Command is one SCSI command as a transport hands it over. It must not be copied after
+// Admit or Execute saw it. When Execute has returned, its memory may be used for another
+// command: see Abort.
 type Command struct {
 	CDB       []byte // 6 to 260 bytes; unused bytes of a fixed 16-byte field are zero
 	Attribute TaskAttribute
@@ -62,16 +63,22 @@ type Command struct {
 
 	// Abort, if not nil, ends the ctx that Execute was given. The logical unit calls
 	// it when another nexus's task management function ends the command (CLEAR TASK
-	// SET, a reset); it must not block, and may be called after Execute returned.
-	Abort func()
+	// SET, a reset). It must not block, and may be called after Execute returned: it is
+	// given the Serial that the command had when it was admitted. A transport that uses
+	// the memory again tells by it whether the command is over, and then does nothing.
+	Abort  func(serial uint64)
+	Serial uint64
 
-	call *call // set by Admit
+	call  *call // set by Admit
+	sense [maxSense]byte
 }
 
 // Result ends a command.
 type Result struct {
 	Status Status
-	Sense  []byte // present exactly with CheckCondition; at most 126 bytes
+	// Sense is present exactly with CheckCondition. It has at most 126 bytes, in the
+	// memory of the Command: it is valid until that is used again.
+	Sense []byte
 	// DataIn and DataOut are the lengths, in bytes, that the command asked to move
 	// (SPDTL): the transport computes residuals from them. They are zero where a
 	// command failed before it asked for data.

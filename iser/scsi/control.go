@@ -32,7 +32,7 @@ func requestSense(ctx context.Context, c *call) Result {
 		f = faultNoMedium
 	}
 	u.mu.Unlock()
-	return c.reply(ctx, f.encode(c.cdb[1]&1 != 0), int64(c.cdb[4]))
+	return c.reply(ctx, f.encode(&c.cmd.sense, c.cdb[1]&1 != 0), int64(c.cdb[4]))
 }
 
 // reserve is RESERVE(6) and (10) without third parties and extents (SPC-2, 7.21): the

@@ -139,7 +139,7 @@ func TestRangeLocksAgainstRules(t *testing.T) {
 func TestSenseFormats(t *testing.T) {
 	for _, f := range []fault{faultNoMedium, invalidCDB(13, 7), invalidParameter(300, -1), faultLBARange.withInfo(1 << 40), faultMiscompare.withInfo(5)} {
 		for _, descriptor := range []bool{false, true} {
-			b := f.encode(descriptor)
+			b := f.encode(new([maxSense]byte), descriptor)
 			if len(b) > maxSense || int(b[7]) != len(b)-8 {
 				t.Errorf("%+v: % x", f, b)
 			}

@@ -262,7 +262,7 @@ func (v *Inventory) executeAbsent(ctx context.Context, n Nexus, cmd *Command) Re
 	}
 	switch op.opcode {
 	case 0x03:
-		return c.reply(ctx, faultNoLogicalUnit.encode(c.cdb[1]&1 != 0), int64(c.cdb[4]))
+		return c.reply(ctx, faultNoLogicalUnit.encode(&cmd.sense, c.cdb[1]&1 != 0), int64(c.cdb[4]))
 	case 0xA0:
 		return reportLUNs(ctx, c)
 	}

@@ -166,8 +166,8 @@ func (u *LogicalUnit) ClearTaskSet(ctx context.Context, issuer Nexus) error {
 
 func (u *LogicalUnit) abortOthers(issuer Nexus) []<-chan struct{} {
 	aborts, gone := u.tasks.abort(func(t *task) bool { return t.nexus != issuer })
-	for _, abort := range aborts {
-		abort()
+	for _, a := range aborts {
+		a.abort(a.serial)
 	}
 	return gone
 }

@@ -50,7 +50,7 @@ func newGated(t *testing.T) *gated {
 // read admits a read of one block, and executes it in the background.
 func (g *gated) read(n scsi.Nexus, lba uint64, attr scsi.TaskAttribute) (cancel func()) {
 	ctx, stop := context.WithCancel(context.Background())
-	cmd := &scsi.Command{CDB: rw(0x28, 0, lba, 1), Attribute: attr, Data: scsitest.NewData(nil, 512), Abort: stop}
+	cmd := &scsi.Command{CDB: rw(0x28, 0, lba, 1), Attribute: attr, Data: scsitest.NewData(nil, 512), Abort: func(uint64) { stop() }}
 	g.u.Admit(n, cmd)
 	go func() {
 		res := g.u.Execute(ctx, n, cmd)
@@ -293,7 +293,7 @@ func TestAbortedThoughDone(t *testing.T) {
 			return nil
 		}
 		r := newRig(t, m)
-		cmd := &scsi.Command{CDB: rw(0x35, 0, 0, 0), Data: scsitest.NewData(nil, 0), Abort: func() {}}
+		cmd := &scsi.Command{CDB: rw(0x35, 0, 0, 0), Data: scsitest.NewData(nil, 0), Abort: func(uint64) {}}
 		var res scsi.Result
 		go func() { res = r.u.Execute(context.Background(), r.a, cmd) }()
 		<-flushing
@@ -353,7 +353,7 @@ func TestEverythingAtOnce(t *testing.T) {
 				default:
 					c := randomCommand(rng, 256, 512)
 					ctx, cancel := context.WithCancel(context.Background())
-					cmd := &scsi.Command{CDB: c.cdb, Attribute: scsi.TaskAttribute(rng.IntN(4)), Data: scsitest.NewData(c.out, c.in), Abort: cancel}
+					cmd := &scsi.Command{CDB: c.cdb, Attribute: scsi.TaskAttribute(rng.IntN(4)), Data: scsitest.NewData(c.out, c.in), Abort: func(uint64) { cancel() }}
 					if rng.IntN(2) == 0 {
 						v.Admit(n, 0, cmd)
 					}

@@ -86,10 +86,12 @@ const (
 )
 
 // encode renders f as current sense data in descriptor or fixed format (SPC-4, 4.5.2
-// and 4.5.3). In fixed format an INFORMATION value beyond 32 bits is left out.
-func (f fault) encode(descriptor bool) []byte {
+// and 4.5.3), in the memory of into. In fixed format an INFORMATION value beyond 32 bits
+// is left out.
+func (f fault) encode(into *[maxSense]byte, descriptor bool) []byte {
+	*into = [maxSense]byte{}
 	if !descriptor {
-		b := make([]byte, fixedSenseLen)
+		b := into[:fixedSenseLen:fixedSenseLen]
 		b[0] = responseFixed
 		b[2] = byte(f.key)
 		b[7] = fixedSenseLen - 8
@@ -101,7 +103,7 @@ func (f fault) encode(descriptor bool) []byte {
 		f.putField(b[15:18])
 		return b
 	}
-	b := make([]byte, senseHeaderLen, senseHeaderLen+infoDescLen+fieldDescLen)
+	b := into[:senseHeaderLen]
 	b[0] = responseDesc
 	b[1], b[2], b[3] = byte(f.key), f.asc, f.ascq
 	if f.hasInfo {
@@ -133,9 +135,4 @@ func (f fault) putField(b []byte) {
 		b[0] |= fieldBitPointer | byte(f.bit)&7
 	}
 	binary.BigEndian.PutUint16(b[1:], f.field)
-}
-
-// result ends a command with f.
-func (f fault) result(descriptor bool) Result {
-	return Result{Status: CheckCondition, Sense: f.encode(descriptor)}
 }

@@ -105,9 +105,15 @@ func (s *taskSet) enableLocked() {
 	}
 }
 
-// abort marks every task for which victim holds, and returns their Abort functions and
+// abortion is how one command is aborted, whatever its memory is used for meanwhile.
+type abortion struct {
+	abort  func(serial uint64)
+	serial uint64
+}
+
+// abort marks every task for which victim holds, and returns how to abort them and
 // channels that close when they have left the set.
-func (s *taskSet) abort(victim func(*task) bool) (aborts []func(), gone []<-chan struct{}) {
+func (s *taskSet) abort(victim func(*task) bool) (aborts []abortion, gone []<-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for t := s.head; t != nil; t = t.next {
@@ -118,7 +124,7 @@ func (s *taskSet) abort(victim func(*task) bool) (aborts []func(), gone []<-chan
 		if t.gone == nil {
 			t.gone = make(chan struct{})
 		}
-		aborts = append(aborts, t.cmd.Abort)
+		aborts = append(aborts, abortion{t.cmd.Abort, t.cmd.Serial})
 		gone = append(gone, t.gone)
 	}
 	return aborts, gone

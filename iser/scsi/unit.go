@@ -10,9 +10,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
+	"time"
 
 	"github.com/google/uuid"
+
+	"github.com/isergate/isergate/iser/internal/loglimit"
 )
 
 // Limits that initiators are told in the block limits VPD page.
@@ -54,6 +58,8 @@ type Options struct {
 	// PortDesignators returns the designators of target port and target device in VPD
 	// page 83h, for one nexus. Default: ISCSIDesignators.
 	PortDesignators func(Nexus) []Designator
+
+	Logger *slog.Logger // nil: slog.Default
 }
 
 func (o *Options) ensureDefaults() {
@@ -74,6 +80,9 @@ func (o *Options) ensureDefaults() {
 	}
 	if o.PortDesignators == nil {
 		o.PortDesignators = ISCSIDesignators
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
 	}
 }
 
@@ -119,6 +128,8 @@ type LogicalUnit struct {
 	tasks taskSet
 	locks rangeLocks
 	calls sync.Pool // of *call
+	// unknown bounds the log of errors that are none of this package's.
+	unknown loglimit.Limit
 
 	modeMu sync.Mutex // one MODE SELECT at a time
 
@@ -140,6 +151,7 @@ func NewLogicalUnit(opt Options) (*LogicalUnit, error) {
 	}
 	u := &LogicalUnit{opt: opt, ops: newOperations(), nexuses: make(map[Nexus]*nexusState)}
 	u.calls.New = func() any { return new(call) }
+	u.unknown.Init(1, 10*time.Second)
 	return u, nil
 }
 
@@ -256,10 +268,9 @@ func (u *LogicalUnit) dispatch(ctx context.Context, c *call) Result {
 
 func (c *call) medium() Medium { return c.unit.opt.Medium }
 
-func (c *call) fail(f fault) Result { return f.result(c.descriptor) }
-
-func (c *call) failErr(ctx context.Context, err error) Result {
-	return resultOf(ctx, err, c.descriptor)
+// fail ends the command with f. The sense data is in the memory of the command.
+func (c *call) fail(f fault) Result {
+	return Result{Status: CheckCondition, Sense: f.encode(&c.cmd.sense, c.descriptor)}
 }
 
 // reply sends at most alloc bytes of data and ends the command.

@@ -28,6 +28,7 @@ type Conn struct {
 	nc       net.Conn
 	numbers  iscsi.Numbers
 	received atomic.Uint64
+	live     atomic.Int32 // commands that were received and not released
 	w        writer
 
 	// The fields below belong to the goroutine that calls Receive.
@@ -38,6 +39,8 @@ type Conn struct {
 	limit        int // bytes of a received data segment
 	pdu          iscsi.PDU
 	ahs          [pdu.MaxAHSLength]byte
+	trailer      [pdu.DigestLen]byte // padding or digest
+	vector       [1][]byte
 	control      []byte
 	out          pdu.DataOut      // the last one received
 	params       iscsi.Parameters // constant in full feature phase, apart from what the writer has for itself
@@ -46,10 +49,9 @@ type Conn struct {
 	// The fields below are guarded by mu.
 	closed    bool
 	transfers map[pdu.TaskTag]*transfer // commands whose unsolicited Data-Out is on its way
-	bursts    map[pdu.TaskTag]*burst    // R2Ts that are not answered completely
-	lastTTT   uint32
-	landing   *transfer    // whose Data-Out Receive is reading: it may touch the transfer and its buffers
-	final     *pdu.DataOut // that Data-Out
+	bursts    bursts                    // R2Ts that are not answered completely
+	landing   *transfer                 // whose Data-Out Receive is reading: it may touch the transfer and its buffers; changed by Receive only
+	final     *pdu.DataOut              // that Data-Out
 
 	done chan struct{} // closed by Close
 }
@@ -58,7 +60,7 @@ type Conn struct {
 func NewConn(nc net.Conn) *Conn {
 	c := &Conn{
 		nc: nc, limit: loginSegment, done: make(chan struct{}),
-		transfers: make(map[pdu.TaskTag]*transfer), bursts: make(map[pdu.TaskTag]*burst),
+		transfers: make(map[pdu.TaskTag]*transfer),
 	}
 	c.r.c = c
 	c.w.init(nc)

@@ -52,11 +52,10 @@ func (c *Conn) Receive() (*iscsi.PDU, error) {
 }
 
 func (c *Conn) readDigest() (uint32, error) {
-	var b [pdu.DigestLen]byte
-	if err := c.r.full(b[:]); err != nil {
+	if err := c.r.full(c.trailer[:]); err != nil {
 		return 0, err
 	}
-	return pdu.DigestAt(&b), nil
+	return pdu.DigestAt(&c.trailer), nil
 }
 
 // controlData reads the data segment of a control PDU.
@@ -66,7 +65,8 @@ func (c *Conn) controlData(p *iscsi.PDU) error {
 		c.control = make([]byte, n)
 	}
 	p.Data = c.control[:n]
-	ok, err := c.readData([][]byte{p.Data}, n)
+	c.vector[0] = p.Data
+	ok, err := c.readData(c.vector[:], n)
 	if !ok {
 		p.Fault = pdu.RejectDataDigest
 	}
@@ -107,24 +107,20 @@ func (c *Conn) readData(dest [][]byte, n int) (ok bool, err error) {
 	if n == 0 {
 		return true, nil
 	}
-	var trailer [3]byte
-	pad := trailer[:pdu.Padding(n)]
+	pad := c.trailer[:pdu.Padding(n)]
 	if err := c.r.full(pad); err != nil {
 		return false, err
 	}
 	if !c.dataDigest {
 		return true, nil
 	}
+	crc = pdu.Digest(crc, pad)
 	sum, err := c.readDigest()
-	return sum == pdu.Digest(crc, pad), err
+	return sum == crc, err
 }
 
-// lands reports whether the reader is in a transfer.
-func (c *Conn) lands() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.landing != nil
-}
+// lands reports whether the reader is in a transfer. Only the reader changes that, so that it needs no lock to see it.
+func (c *Conn) lands() bool { return c.landing != nil }
 
 func (c *Conn) digestLength(n int) int {
 	if c.dataDigest && n > 0 {
@@ -159,6 +155,7 @@ func (c *Conn) command(p *iscsi.PDU) error {
 	edtl := int(uint32(h[20])<<24 | uint32(h[21])<<16 | uint32(h[22])<<8 | uint32(h[23]))
 	most := min(edtl, int(c.params.FirstBurstLength)) // without an R2T
 
+	c.live.Add(1)
 	tr := transfers.Get().(*transfer)
 	tr.itt, tr.lun, tr.bidi = h.ITT(), h.LUN(), read && write
 	p.Transfer = tr
@@ -187,8 +184,8 @@ func (c *Conn) command(p *iscsi.PDU) error {
 	} else if tr.unsolicited > 0 {
 		tr.staged = getBuffer(tr.unsolicited)
 		if n > 0 {
-			tr.vector = append(tr.vector[:0], tr.staged[:n])
-			ok, err := c.readData(tr.vector, n)
+			c.vector[0] = tr.staged[:n]
+			ok, err := c.readData(c.vector[:], n)
 			if err != nil {
 				return err
 			}
@@ -200,6 +197,7 @@ func (c *Conn) command(p *iscsi.PDU) error {
 		tr.have = n
 	}
 	if tr.arriving {
+		tr.shared = true
 		c.mu.Lock()
 		if c.transfers[tr.itt] == nil {
 			c.transfers[tr.itt] = tr
@@ -260,11 +258,12 @@ func (c *Conn) dataOut(p *iscsi.PDU) (reject bool, err error) {
 // settle lets the reader leave the transfer of a Data-Out with a fault. It waited until the next
 // Receive, so that the Reject goes out before the status of the task can.
 func (c *Conn) settle() {
+	if !c.lands() {
+		return
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.landing != nil {
-		c.leave()
-	}
+	c.leave()
 }
 
 // leave ends the reader's part in a transfer, and counts its Data-Out as received. mu is held.
@@ -272,7 +271,7 @@ func (c *Conn) leave() {
 	tr, d := c.landing, c.final
 	c.landing, c.final = nil, nil
 	if d.Final {
-		if b := c.bursts[d.TTT]; b != nil && d.TTT != pdu.ReservedTag {
+		if b := c.bursts.get(d.TTT); b != nil && d.TTT != pdu.ReservedTag {
 			c.endBurst(b)
 		} else if c.transfers[d.ITT] == tr {
 			tr.arriving = false
@@ -286,7 +285,7 @@ func (c *Conn) leave() {
 
 // killBurst has what still comes for an R2T thrown away. mu is held.
 func (c *Conn) killBurst(d *pdu.DataOut) {
-	if b := c.bursts[d.TTT]; b != nil {
+	if b := c.bursts.get(d.TTT); b != nil {
 		b.dead = true
 	}
 }
@@ -337,10 +336,10 @@ func (c *Conn) placeUnsolicited(d *pdu.DataOut, n int) place {
 
 // placeSolicited finds the place of Data-Out that answers an R2T. mu is held.
 func (c *Conn) placeSolicited(d *pdu.DataOut, n int) place {
-	b := c.bursts[d.TTT]
+	b := c.bursts.get(d.TTT)
 	if b == nil {
 		p := place{throw: true}
-		if int32(c.lastTTT-uint32(d.TTT)) < 0 || d.TTT == 0 {
+		if !c.bursts.issued(d.TTT) {
 			p.fault = pdu.RejectInvalidField // never issued
 		}
 		return p

@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -18,8 +19,11 @@ type transfer struct {
 	itt  pdu.TaskTag
 	lun  pdu.LUN
 	bidi bool
+	// shared is set if data-out comes, or may come, in a Data-Out. Without, only the goroutine of the task is in the transfer,
+	// and needs no lock. It is set before Receive returns the command, or by the task.
+	shared bool
 
-	// The fields below are guarded by Conn.mu.
+	// The fields below are guarded by Conn.mu if the transfer is shared.
 	unsolicited int // bytes that come without an R2T
 	have        int
 	landed      int    // bytes of the Data-Out that is being read
@@ -27,8 +31,8 @@ type transfer struct {
 	nextSN      uint32 // DataSN of the next unsolicited Data-Out
 	staged      []byte // a pooled buffer; offset 0 is data-out offset 0
 	dest        [][]byte
-	destAt      int // data-out offset of dest; dest is nil unless GetData waits for unsolicited data
-	asked       int // bursts not answered completely
+	destAt      int      // data-out offset of dest; dest is nil unless GetData waits for unsolicited data
+	asked       []*burst // not answered completely
 	err         error
 	detached    bool // no buffer of the logical unit may be touched
 
@@ -38,9 +42,11 @@ type transfer struct {
 	taken    int64 // the end of what GetData has delivered
 	r2tSN    uint32
 	dataSN   uint32
-	sequence int // bytes in the current Data-In sequence
+	sequence int  // bytes in the current Data-In sequence
+	tailed   bool // the last Data-In is queued and waits for the status
 	header   pdu.Header
 	pieces   [][]byte
+	store    [][]byte // of dest
 	vector   [][]byte // belongs to the reader while it lands data
 	free     []*burst // for reuse
 }
@@ -129,6 +135,14 @@ func (c *Conn) GetData(ctx context.Context, t *iscsi.Task, into [][]byte, off in
 // getUnsolicited fills in from what comes without an R2T of [off,end), and leaves it behind that. It copies what is
 // staged, and has the rest land in place.
 func (c *Conn) getUnsolicited(ctx context.Context, tr *transfer, in *cursor, off, end int) error {
+	if !tr.shared {
+		end = min(end, tr.unsolicited)
+		if tr.err != nil || off >= end {
+			return tr.err
+		}
+		copyIn(in, tr.staged[off:end]) // it came with the command
+		return nil
+	}
 	c.mu.Lock()
 	if err := c.stateOf(tr); err != nil {
 		c.mu.Unlock()
@@ -158,8 +172,7 @@ func (c *Conn) getUnsolicited(ctx context.Context, tr *transfer, in *cursor, off
 	}
 	// here == tr.have: the next byte to arrive is the next byte of in.
 	rest := *in
-	var store [][]byte
-	tr.dest, tr.destAt = rest.take(&store, end-here), here
+	tr.dest, tr.destAt = rest.take(&tr.store, end-here), here
 	for tr.have < end && tr.err == nil && (tr.arriving || c.landing == tr) {
 		c.mu.Unlock()
 		err := c.wait(ctx, tr)
@@ -198,6 +211,7 @@ func copyIn(in *cursor, p []byte) {
 // getSolicited asks for [off,end) by R2Ts, as many at a time as are allowed, and waits for the answers.
 func (c *Conn) getSolicited(ctx context.Context, tr *transfer, in *cursor, off, end int) error {
 	window := int(c.params.MaxOutstandingR2T)
+	tr.shared = true
 	c.mu.Lock()
 	for {
 		if err := c.stateOf(tr); err != nil {
@@ -205,17 +219,15 @@ func (c *Conn) getSolicited(ctx context.Context, tr *transfer, in *cursor, off, 
 			c.mu.Unlock()
 			return err
 		}
-		if off == end && tr.asked == 0 {
+		if off == end && len(tr.asked) == 0 {
 			c.mu.Unlock()
 			return nil
 		}
 		sent := false
-		for off < end && tr.asked < window {
+		for off < end && len(tr.asked) < window {
 			size := min(end-off, int(c.params.MaxBurstLength))
 			b := c.newBurst(tr)
 			b.offset, b.end, b.dest = off, off+size, *in
-			c.bursts[b.ttt] = b
-			tr.asked++
 			r := pdu.R2T{LUN: tr.lun, ITT: tr.itt, TTT: b.ttt, R2TSN: tr.nextR2TSN(), Offset: uint32(off), Length: uint32(size)}
 			r.Encode(&tr.header)
 			if err := c.w.queue(c.numbers, &tr.header); err != nil {
@@ -228,7 +240,7 @@ func (c *Conn) getSolicited(ctx context.Context, tr *transfer, in *cursor, off, 
 		}
 		c.mu.Unlock()
 		if sent {
-			c.w.flush()
+			c.w.flushTogether(c.live.Load() > 1)
 		}
 		err := c.wait(ctx, tr)
 		c.mu.Lock()
@@ -240,7 +252,7 @@ func (c *Conn) getSolicited(ctx context.Context, tr *transfer, in *cursor, off, 
 	}
 }
 
-// newBurst returns a burst with a fresh tag. mu is held.
+// newBurst returns a burst of tr with a fresh tag. mu is held.
 func (c *Conn) newBurst(tr *transfer) *burst {
 	var b *burst
 	if n := len(tr.free); n > 0 {
@@ -249,24 +261,22 @@ func (c *Conn) newBurst(tr *transfer) *burst {
 	} else {
 		b = new(burst)
 	}
-	for {
-		c.lastTTT++
-		b.ttt = pdu.TaskTag(c.lastTTT)
-		if b.ttt != pdu.ReservedTag && c.bursts[b.ttt] == nil {
-			break
-		}
-	}
 	b.tr = tr
+	c.bursts.add(b)
+	tr.asked = append(tr.asked, b)
 	return b
 }
 
 // endBurst takes an answered burst out. mu is held.
 func (c *Conn) endBurst(b *burst) {
-	delete(c.bursts, b.ttt)
-	b.tr.asked--
-	b.tr.notify()
-	b.dest = cursor{}
-	b.tr.free = append(b.tr.free, b)
+	tr := b.tr
+	c.bursts.remove(b)
+	last := len(tr.asked) - 1
+	tr.asked[slices.Index(tr.asked, b)] = tr.asked[last]
+	tr.asked = tr.asked[:last]
+	tr.notify()
+	*b = burst{}
+	tr.free = append(tr.free, b)
 }
 
 // stateOf says why a transfer cannot go on. mu is held.
@@ -297,11 +307,9 @@ func (c *Conn) wait(ctx context.Context, tr *transfer) error {
 func (c *Conn) detachLocked(tr *transfer) {
 	tr.detached = true
 	tr.dest = nil
-	for _, b := range c.bursts {
-		if b.tr == tr {
-			b.dead = true
-			b.dest = cursor{}
-		}
+	for _, b := range tr.asked {
+		b.dead = true
+		b.dest = cursor{}
 	}
 	for c.landing == tr {
 		if !c.closed {
@@ -316,9 +324,14 @@ func (c *Conn) detachLocked(tr *transfer) {
 // Finish implements iscsi.Datamover.
 func (c *Conn) Finish(ctx context.Context, t *iscsi.Task) error {
 	tr := t.Transfer.(*transfer)
+	if !tr.shared {
+		putBuffer(tr.staged)
+		tr.staged = nil
+		return tr.err
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for (tr.arriving || tr.asked > 0) && !c.closed {
+	for (tr.arriving || len(tr.asked) > 0) && !c.closed {
 		c.mu.Unlock()
 		err := c.wait(ctx, tr)
 		c.mu.Lock()
@@ -343,33 +356,42 @@ func (c *Conn) Discard(transfer_ any) {
 }
 
 func (c *Conn) release(tr *transfer) {
-	c.w.forget(tr)
+	c.live.Add(-1)
+	if tr.tailed {
+		c.w.forget(tr)
+	}
+	if tr.shared {
+		c.retire(tr)
+	}
+	putBuffer(tr.staged)
+	clear(tr.pieces[:cap(tr.pieces)])
+	clear(tr.vector[:cap(tr.vector)])
+	clear(tr.store[:cap(tr.store)])
+	clear(tr.free[min(len(tr.free), maxFree):])
+	*tr = transfer{
+		wake: tr.wake, pieces: tr.pieces[:0], vector: tr.vector[:0], store: tr.store[:0], asked: tr.asked[:0], free: tr.free[:min(len(tr.free), maxFree)],
+	}
+	transfers.Put(tr)
+}
+
+// maxFree is how many bursts a transfer keeps for its next command.
+const maxFree = 16
+
+// retire has the reader forget a transfer.
+func (c *Conn) retire(tr *transfer) {
 	c.mu.Lock()
-	if tr.asked > 0 || tr.arriving || c.landing == tr {
+	if len(tr.asked) > 0 || tr.arriving || c.landing == tr {
 		c.detachLocked(tr)
 	}
-	if tr.asked > 0 {
-		for ttt, b := range c.bursts {
-			if b.tr == tr {
-				delete(c.bursts, ttt)
-			}
-		}
+	for len(tr.asked) > 0 {
+		c.endBurst(tr.asked[0])
 	}
 	if c.transfers[tr.itt] == tr {
 		delete(c.transfers, tr.itt)
 	}
-	putBuffer(tr.staged)
 	c.mu.Unlock()
 	select {
 	case <-tr.wake:
 	default:
 	}
-	clear(tr.pieces[:cap(tr.pieces)])
-	clear(tr.vector[:cap(tr.vector)])
-	free := tr.free
-	if len(free) > 16 {
-		free = free[:16]
-	}
-	*tr = transfer{wake: tr.wake, pieces: tr.pieces[:0], vector: tr.vector[:0], free: free}
-	transfers.Put(tr)
 }

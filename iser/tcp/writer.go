@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"net"
+	"runtime"
 	"sync"
 	"time"
 
@@ -13,9 +14,11 @@ import (
 
 // Limits of the send side.
 const (
-	copyLimit  = 128 << 10 // payload up to this is copied behind its header; above, it is gathered by writev
-	highWater  = 256 << 10 // payload waits while so much is queued
-	maxBacklog = 1 << 20   // a peer that lets this much pile up does not read
+	copyLimit = 128 << 10 // payload up to this is copied behind its header; above, it is gathered by writev
+	highWater = 256 << 10 // payload waits while so much is queued
+	// gatherLimit is how much is queued before nobody waits for more to write at once.
+	gatherLimit = 64 << 10
+	maxBacklog  = 1 << 20 // a peer that lets this much pile up does not read
 
 	// stallTimeout is what one write, of at most a few hundred KiB, may take.
 	stallTimeout = 40 * time.Second
@@ -46,9 +49,13 @@ type writer struct {
 	tail   *transfer
 	tailAt int
 
-	deadline time.Time   // of writes
-	vector   net.Buffers // belongs to the one who is writing
-	failed   func()      // called once, when a write failed
+	// gathering: somebody has given others the time to queue something, and then writes.
+	gathering bool
+
+	deadline time.Time               // of writes
+	vector   net.Buffers             // belongs to the one who is writing
+	trailer  [3 + pdu.DigestLen]byte // the same
+	failed   func()                  // called once, when a write failed
 }
 
 // extend keeps the deadline of writes ahead. mu is held.
@@ -195,6 +202,13 @@ func (w *writer) flush() error {
 	return w.err
 }
 
+// flushTogether is flush that lets others queue something first.
+func (w *writer) flushTogether(others bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.flushLocked(others)
+}
+
 // drain writes until nothing is queued, and ends writing. mu is held, and let go during a write.
 func (w *writer) drain() {
 	for len(w.buf) > 0 && w.err == nil {
@@ -222,19 +236,16 @@ func (w *writer) drain() {
 
 // gather writes one PDU with large data without copying it, after what is queued. The data may be reused when it returns.
 func (w *writer) gather(n iscsi.Numbers, h *pdu.Header, data [][]byte, length int) error {
-	var trailer [3 + pdu.DigestLen]byte
-	end := trailer[:pdu.Padding(length)]
 	h.SetDataLength(length)
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	crc := uint32(0)
 	if w.dataDigest {
 		w.mu.Unlock()
-		crc := uint32(0)
 		for _, d := range data {
 			crc = pdu.Digest(crc, d)
 		}
 		crc = pdu.PadDigest(crc, length)
-		end = pdu.AppendDigest(end, crc)
 		w.mu.Lock()
 	}
 	for w.writing && w.usable() == nil {
@@ -249,6 +260,11 @@ func (w *writer) gather(n iscsi.Numbers, h *pdu.Header, data [][]byte, length in
 	w.buf = append(w.buf, h[:]...)
 	if w.headerDigest {
 		w.buf = pdu.AppendDigest(w.buf, pdu.HeaderDigest(h, nil))
+	}
+	w.trailer = [len(w.trailer)]byte{}
+	end := w.trailer[:pdu.Padding(length)]
+	if w.dataDigest {
+		end = pdu.AppendDigest(end, crc)
 	}
 	queued := w.buf
 	w.buf, w.tail = nil, nil
@@ -328,6 +344,7 @@ func (w *writer) putData(n iscsi.Numbers, tr *transfer, from [][]byte, off, leng
 			w.put(n, &tr.header, data...)
 			if last && length == size {
 				w.tail, w.tailAt = tr, at
+				tr.tailed = true
 			}
 			w.mu.Unlock()
 		}
@@ -346,10 +363,11 @@ func (c *Conn) sendStatus(p *iscsi.PDU) error {
 	w := &c.w
 	tr := p.Task.Transfer.(*transfer)
 	w.mu.Lock()
+	defer w.mu.Unlock()
 	if err := w.usable(); err != nil {
-		w.mu.Unlock()
 		return err
 	}
+	tr.tailed = false
 	if w.tail == tr && p.Header[2] == 0 && p.Header[3] == 0 && len(p.Data) == 0 && !tr.bidi {
 		h := (*pdu.Header)(w.buf[w.tailAt:])
 		h[1] |= 0x01 | p.Header[1]&0x06
@@ -366,8 +384,28 @@ func (c *Conn) sendStatus(p *iscsi.PDU) error {
 		binary.BigEndian.PutUint32(h[36:], tr.dataSN)
 		w.put(c.numbers, h, p.Data)
 	}
-	w.mu.Unlock()
-	return w.flush()
+	w.flushLocked(c.live.Load() > 1)
+	return w.err
+}
+
+// flushLocked is flush for a caller that holds mu. If others are likely to queue something in a moment, it lets them, so that one
+// write takes it all; who comes meanwhile leaves its own to that write.
+func (w *writer) flushLocked(others bool) {
+	if w.writing || w.gathering {
+		return
+	}
+	if others && len(w.buf) < gatherLimit {
+		w.gathering = true
+		w.mu.Unlock()
+		runtime.Gosched()
+		w.mu.Lock()
+		w.gathering = false
+		if w.writing {
+			return
+		}
+	}
+	w.writing = true
+	w.drain()
 }
 
 // cursor walks through a vector of slices.
