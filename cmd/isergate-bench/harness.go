@@ -244,7 +244,7 @@ func (h *harness) pass(ctx context.Context, t *target, pattern bench.Pattern, si
 
 // bench is bench.Run where an operation that failed is an error.
 func (h *harness) bench(ctx context.Context, t *target, o bench.Options) (*bench.Result, error) {
-	o.Open = t.open
+	o.Open, o.Force = t.open, true // all that is measured is ours
 	r, err := bench.Run(ctx, o)
 	if err == nil {
 		err = ctx.Err()

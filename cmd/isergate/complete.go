@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"time"
 
@@ -71,6 +72,19 @@ func (c *cli) names(ctx context.Context, argument string) (names []string) {
 		if targets, err = node.Targets(ctx); err == nil {
 			for _, t := range targets {
 				names = append(names, t.Name)
+			}
+		}
+	case "URL":
+		var status api.Status
+		if status, err = node.Status(ctx); err != nil || len(status.Portals) == 0 {
+			return nil
+		}
+		var targets []api.Target
+		if targets, err = node.Targets(ctx); err == nil {
+			for _, t := range targets {
+				for _, l := range t.LUNs {
+					names = append(names, fmt.Sprintf("iscsi://%s/%s/%d", status.Portals[0].Listen, t.Name, l.Number))
+				}
 			}
 		}
 	}

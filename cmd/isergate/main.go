@@ -166,7 +166,7 @@ disks and go on, in order, to an S3 bucket, from which a volume can be restored 
 	flags.StringVar(&c.caFile, "api-ca", "", "file with certificates to trust, for https")
 	flags.StringVar(&c.output, "output", "table", "table or json")
 	root.AddCommand(
-		c.serve(), c.status(), c.volume(), c.target(), c.lun(), c.acl(), c.session(), c.bucket(), c.drain(), c.version(),
+		c.serve(), c.status(), c.volume(), c.target(), c.lun(), c.acl(), c.session(), c.bucket(), c.drain(), c.bench(), c.version(),
 	)
 	c.completions(root)
 	root.InitDefaultCompletionCmd()

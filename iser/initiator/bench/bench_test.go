@@ -102,7 +102,7 @@ func opened(f *fake) func(context.Context) (*Opened, error) {
 
 func TestSequential(t *testing.T) {
 	f := new(fake)
-	res, err := Run(context.Background(), Options{Pattern: Write, Count: 60, Depth: 4, Sessions: 2, Offset: 5120, Size: 4096*30 + 100, FlushEvery: 5, Open: opened(f)})
+	res, err := Run(context.Background(), Options{Pattern: Write, Count: 60, Depth: 4, Sessions: 2, Offset: 5120, Size: 4096*30 + 100, FlushEvery: 5, Force: true, Open: opened(f)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,7 +125,7 @@ func TestSequential(t *testing.T) {
 
 func TestErrorsAreCounted(t *testing.T) {
 	f := &fake{err: &initiator.StatusError{Status: initiator.Busy}}
-	res, err := Run(context.Background(), Options{Pattern: RandRW, Count: 20, Open: opened(f)})
+	res, err := Run(context.Background(), Options{Pattern: RandRW, Count: 20, Force: true, Open: opened(f)})
 	if err != nil || res.Errors != 20 || res.Operations != 0 || res.FirstError == "" {
 		t.Errorf("%+v, %v", res, err)
 	}
@@ -148,12 +148,12 @@ func TestBadOptions(t *testing.T) {
 	} {
 		o.Count = 1
 		o.Open = opened(new(fake))
-		if _, err := Run(context.Background(), o); err == nil {
-			t.Errorf("%+v was accepted", o)
+		if _, err := Run(context.Background(), o); !errors.Is(err, ErrOptions) {
+			t.Errorf("%+v: %v", o, err)
 		}
 	}
-	if _, err := Run(context.Background(), Options{Pattern: Read}); err == nil {
-		t.Error("nothing to open")
+	if _, err := Run(context.Background(), Options{Pattern: Read}); !errors.Is(err, ErrOptions) {
+		t.Errorf("nothing to open: %v", err)
 	}
 }
 
@@ -164,7 +164,7 @@ func TestTgtd(t *testing.T) {
 		{Pattern: RandWrite, Count: 3000}, {Pattern: RandRead, Count: 3000}, {Pattern: Write, BlockSize: 256 << 10, Count: 200, Depth: 4},
 		{Pattern: Read, BlockSize: 256 << 10, Count: 200, Depth: 4}, {Pattern: RandRW, Count: 1000, Sessions: 2, FlushEvery: 100},
 	} {
-		o.Open = open
+		o.Open, o.Force = open, true
 		res, err := Run(context.Background(), o)
 		if err != nil || res.Errors > 0 || res.Operations != o.Count {
 			t.Fatalf("%+v, %v", res, err)
@@ -180,7 +180,7 @@ func TestOwnTarget(t *testing.T) {
 		{Pattern: RandWrite, Count: 3000}, {Pattern: RandRead, Count: 3000}, {Pattern: Write, BlockSize: 256 << 10, Count: 200, Depth: 4},
 		{Pattern: Read, BlockSize: 256 << 10, Count: 200, Depth: 4}, {Pattern: RandRW, Count: 1000, Sessions: 2, FlushEvery: 100, FUA: true},
 	} {
-		o.Open = open
+		o.Open, o.Force = open, true
 		res, err := Run(context.Background(), o)
 		if err != nil || res.Errors > 0 || res.Operations != o.Count {
 			t.Fatalf("%+v, %v", res, err)

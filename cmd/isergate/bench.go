@@ -1,0 +1,307 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/isergate/isergate/gateway/api"
+	"github.com/isergate/isergate/gateway/units"
+	"github.com/isergate/isergate/iser/initiator"
+	"github.com/isergate/isergate/iser/initiator/bench"
+)
+
+// benchInitiator is the name that bench logs in with.
+const benchInitiator = "iqn.2026-11.io.isergate:bench"
+
+const benchHelp = `Put load on a logical unit of any iSCSI or iSER target and measure it. The addresses are those of
+libiscsi and QEMU; iser:// is iSER over a software RNIC (iWARP on an ordinary TCP connection).
+
+--rw is one of
+  read, write          one sequential stream, shared by all that is in flight
+  randread, randwrite  random places
+  randrw               random places, 70 % reads
+  verify               fills the range with blocks that name themselves, then writes and reads random
+                       runs of up to --bs bytes and judges each read, then reads and judges the whole
+                       range (--size, 256MiB if it is not given): a block that is lost, wrong or in the
+                       wrong place ends the run with exit code 1
+
+A unit that has a partition table, a file system or something like it is not written to without --force.
+
+CHAP is as with libiscsi: in the address, or in the environment variables LIBISCSI_CHAP_USERNAME,
+LIBISCSI_CHAP_PASSWORD and, for the target's own proof, LIBISCSI_CHAP_TARGET_USERNAME,
+LIBISCSI_CHAP_TARGET_PASSWORD.
+
+Exit code 0: no operation failed. 1: one did, a block is lost or wrong, or the run was interrupted. 2: the
+command line is wrong. The result is printed in each case but the last.
+
+With --output json the result is one object. Times are nanoseconds, sizes bytes, MB 10^6 bytes; fields may be
+added, but none goes or changes:
+  url, transport (tcp or iser), crc (true or false), rw, block_size, depth, sessions, offset, size, seed
+  operations, bytes, flushes, errors, first_error (only if there was one)
+  elapsed_ns, iops, mb_per_s, latency {min_ns, mean_ns, p50_ns, p90_ns, p99_ns, p999_ns, max_ns}
+  cpu_ns, cpu_ns_per_op: of this process, user and system
+  verify (only with verify) {blocks_filled, writes, reads, checks, blocks_checked, complete, violations,
+    details (only if there are violations)}`
+
+// benchFlags are the flags of bench.
+type benchFlags struct {
+	rw             string
+	block          units.Size
+	depth          int
+	sessions       int
+	length         time.Duration
+	offset, extent sizeFlag
+	seed           uint64
+	fua, force     bool
+	crc            string
+	initiator      string
+}
+
+func (c *cli) bench() *cobra.Command {
+	f := benchFlags{block: 4 * units.KiB}
+	cmd := &cobra.Command{
+		Use: "bench URL", Short: "Measure a logical unit over iSCSI or iSER, or verify what it keeps", Long: benchHelp, Args: cobra.ExactArgs(1),
+		Example: `  isergate bench iscsi://127.0.0.1:3260/iqn.2026-11.io.isergate:demo/0 --rw randread --bs 4KiB --depth 32
+  isergate bench iser://127.0.0.1:3260/iqn.2026-11.io.isergate:demo/0 --rw verify --time 1m --output json`,
+	}
+	var patterns []string
+	for _, p := range bench.Patterns {
+		patterns = append(patterns, string(p))
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&f.rw, "rw", string(bench.RandRead), "read, write, randread, randwrite, randrw or verify")
+	flags.Var(&f.block, "bs", "bytes of an operation; with verify the most")
+	flags.IntVar(&f.depth, "depth", 16, "operations in flight in each session")
+	flags.IntVar(&f.sessions, "sessions", 1, "sessions, each with a connection of its own")
+	flags.DurationVar(&f.length, "time", 10*time.Second, "length of the run")
+	flags.Var(&f.offset, "offset", "where the range begins (default 0)")
+	flags.Var(&f.extent, "size", "length of the range (default: to the end; with verify at most 256MiB)")
+	flags.Uint64Var(&f.seed, "seed", 0, "seed of places and data (default: a random one, which is printed)")
+	flags.BoolVar(&f.fua, "fua", false, "writes with FUA: they end at the volume's flush level")
+	flags.BoolVar(&f.force, "force", false, "write even over a partition table or a file system")
+	flags.StringVar(&f.crc, "crc", "", "on or off: CRC32C of all that is sent; header and data digests with iscsi (default off), MPA CRC with iser (default on)")
+	flags.StringVar(&f.initiator, "initiator", benchInitiator, "initiator name to log in with")
+	for name, words := range map[string][]string{"rw": patterns, "crc": {"on", "off"}} {
+		if err := cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)); err != nil {
+			panic(err) // the flags are defined above
+		}
+	}
+	cmd.RunE = c.does(func(ctx context.Context, args []string) error {
+		if !flags.Changed("seed") {
+			f.seed = rand.Uint64() >> 11 // programs read JSON numbers as floating point
+		}
+		if !slices.Contains(patterns, f.rw) {
+			return api.Errorf(api.CodeInvalid, "--rw %s: use one of %v", f.rw, patterns)
+		}
+		if f.depth < 1 || f.sessions < 1 {
+			return api.Errorf(api.CodeInvalid, "--depth %d --sessions %d: both are at least 1", f.depth, f.sessions)
+		}
+		if f.length <= 0 {
+			return api.Errorf(api.CodeInvalid, "--time %v: use a time above 0", f.length)
+		}
+		return c.runBench(ctx, args[0], f)
+	})
+	return cmd
+}
+
+// benchResult is what bench prints.
+type benchResult struct {
+	URL       string `json:"url"`
+	Transport string `json:"transport"`
+	CRC       bool   `json:"crc"`
+	*bench.Result
+}
+
+func (c *cli) runBench(ctx context.Context, address string, f benchFlags) error {
+	a, err := bench.ParseAddress(address)
+	if err != nil {
+		return api.Errorf(api.CodeInvalid, "%w", err)
+	}
+	if a.Transport != bench.TCP {
+		return api.Errorf(api.CodeInvalid, "%s: this version speaks iscsi:// only", a)
+	}
+	o := initiator.Options{Portal: a.Portal, TargetName: a.Target, InitiatorName: f.initiator, QueueDepth: f.depth, CHAP: benchCHAP(a)}
+	switch f.crc {
+	case "on":
+		o.HeaderDigest, o.DataDigest = initiator.DigestRequired, initiator.DigestRequired
+	case "", "off":
+	default:
+		return api.Errorf(api.CodeInvalid, "--crc %s: use on or off", f.crc)
+	}
+	checked := o // not with the defaults of one session: each has an ISID of its own
+	checked.EnsureDefaults()
+	if err := checked.Validate(); err != nil {
+		return api.Errorf(api.CodeInvalid, "%w", err)
+	}
+	if f.offset.Size < 0 || f.extent.Size < 0 {
+		return api.Errorf(api.CodeInvalid, "--offset and --size are not negative")
+	}
+	line := progressLine(c.stderr)
+	r, err := bench.Run(ctx, bench.Options{
+		Pattern: bench.Pattern(f.rw), BlockSize: int(f.block), Depth: f.depth, Sessions: f.sessions, Duration: f.length,
+		Offset: uint64(f.offset.Size), Size: uint64(f.extent.Size), FUA: f.fua, Seed: f.seed, Force: f.force,
+		Open: bench.OpenLUN(o, a.LUN), Progress: line.show,
+	})
+	line.clear()
+	if err != nil {
+		return benchError(a, f, err)
+	}
+	result := benchResult{a.String(), string(a.Transport), f.crc == "on", r}
+	if err := c.print(result, func(w io.Writer) { printBench(w, result) }); err != nil {
+		return err
+	}
+	return verdict(ctx, r)
+}
+
+// benchCHAP returns the credentials of the address and the environment, nil if there are none.
+func benchCHAP(a bench.Address) *initiator.CHAP {
+	chap := &initiator.CHAP{
+		User: os.Getenv("LIBISCSI_CHAP_USERNAME"), Secret: os.Getenv("LIBISCSI_CHAP_PASSWORD"),
+		TargetUser: os.Getenv("LIBISCSI_CHAP_TARGET_USERNAME"), TargetSecret: os.Getenv("LIBISCSI_CHAP_TARGET_PASSWORD"),
+	}
+	if a.User != "" {
+		chap.User = a.User
+	}
+	if a.Secret != "" {
+		chap.Secret = a.Secret
+	}
+	if chap.User == "" && chap.Secret == "" {
+		return nil
+	}
+	return chap
+}
+
+// Login statuses (RFC 7143, 11.13.5) that a person can do something about.
+const (
+	loginNotAuthenticated = 0x0201
+	loginForbidden        = 0x0202
+	loginNotFound         = 0x0203
+)
+
+// noUnit is the additional sense code of LOGICAL UNIT NOT SUPPORTED.
+const noUnit = 0x25
+
+// benchError says what to do about an error of a run that measured nothing.
+func benchError(a bench.Address, f benchFlags, err error) error {
+	if errors.Is(err, bench.ErrOptions) {
+		return api.Errorf(api.CodeInvalid, "%w", err)
+	}
+	if errors.Is(err, bench.ErrInUse) {
+		return fmt.Errorf("%s: %w: --force writes over it", a, err)
+	}
+	var refused *initiator.LoginError
+	if errors.As(err, &refused) {
+		switch uint16(refused.Status) {
+		case loginNotAuthenticated:
+			return fmt.Errorf("%s: %w: the target asks for CHAP credentials, or they are not the right ones", a, err)
+		case loginForbidden:
+			return fmt.Errorf(`%s: %w: initiator %s may not log in: see "isergate acl add", or use --initiator`, a, err, f.initiator)
+		case loginNotFound:
+			return fmt.Errorf(`%s: %w: see "isergate target list" and "isergate acl list"`, a, err)
+		}
+	}
+	var status *initiator.StatusError
+	if errors.As(err, &status) && status.Sense.Is(initiator.KeyIllegalRequest, noUnit, 0) {
+		return fmt.Errorf(`%s: %w: the target has no LUN %d: see "isergate target list"`, a, err, a.LUN)
+	}
+	return fmt.Errorf("%s: %w", a, err)
+}
+
+// verdict is the error of a run whose result was printed.
+func verdict(ctx context.Context, r *bench.Result) error {
+	if v := r.Verification; v != nil && v.Violations > 0 {
+		errs := []error{fmt.Errorf("%d blocks are lost or wrong", v.Violations)}
+		for _, d := range v.Details {
+			errs = append(errs, errors.New(d))
+		}
+		return errors.Join(errs...)
+	}
+	if r.Errors > 0 {
+		return fmt.Errorf("%d of %d operations failed, the first with: %s", r.Errors, r.Operations+r.Errors, r.FirstError)
+	}
+	return ctx.Err()
+}
+
+func printBench(w io.Writer, r benchResult) {
+	crc := "off"
+	if r.CRC {
+		crc = "on"
+	}
+	row(w, "TARGET", r.URL)
+	sessions := ""
+	if r.Sessions > 1 {
+		sessions = fmt.Sprintf(" in each of %d sessions", r.Sessions)
+	}
+	row(w, "LOAD", fmt.Sprintf("%s of %s, %d in flight%s, %s from %s on", r.Pattern, size(int64(r.BlockSize)), r.Depth, sessions, size(int64(r.Size)), size(int64(r.Offset))))
+	row(w, "RUN", fmt.Sprintf("%.1f s over %s, CRC %s, seed %d", r.Elapsed.Seconds(), r.Transport, crc, r.Seed))
+	row(w, "IOPS", fmt.Sprintf("%.0f", r.IOPS))
+	row(w, "THROUGHPUT", fmt.Sprintf("%.1f MB/s", r.MBps))
+	l := r.Latency
+	row(w, "LATENCY", fmt.Sprintf("p50 %v  p90 %v  p99 %v  p99.9 %v  max %v", brief(l.P50), brief(l.P90), brief(l.P99), brief(l.P999), brief(l.Max)))
+	row(w, "CPU", fmt.Sprintf("%v per operation, of this process", brief(time.Duration(r.CPUPerOp))))
+	row(w, "ERRORS", r.Errors)
+	if v := r.Verification; v != nil {
+		row(w, "VERIFIED", fmt.Sprintf("%d blocks filled, %d writes, %d reads judged, whole range judged %d times", v.BlocksFilled, v.Writes, v.Reads, v.Checks))
+		found := fmt.Sprintf("%d blocks lost or wrong", v.Violations)
+		if !v.Complete && v.Violations == 0 {
+			found += "; not finished"
+		}
+		row(w, "FOUND", found)
+	}
+}
+
+// brief rounds a duration to three digits.
+func brief(d time.Duration) time.Duration {
+	unit := time.Duration(1)
+	for d/unit >= 1000 {
+		unit *= 10
+	}
+	return d.Round(unit)
+}
+
+// liveLine is one line on a terminal that is written again and again. Elsewhere it writes nothing.
+type liveLine struct {
+	terminal *os.File // nil: none
+	last     bench.Progress
+	shown    bool
+}
+
+func progressLine(w io.Writer) *liveLine {
+	l := &liveLine{}
+	if f, ok := w.(*os.File); ok {
+		if _, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS); err == nil {
+			l.terminal = f
+		}
+	}
+	return l
+}
+
+// show writes the rates since it was last called.
+func (l *liveLine) show(p bench.Progress) {
+	if l.terminal == nil {
+		return
+	}
+	seconds := (p.Elapsed - l.last.Elapsed).Seconds()
+	if seconds <= 0 {
+		return
+	}
+	fmt.Fprintf(l.terminal, "\r\x1b[K%3.0f s  %s  %.0f IOPS  %.1f MB/s  %d errors", p.Elapsed.Seconds(), p.Phase,
+		float64(p.Operations-l.last.Operations)/seconds, float64(p.Bytes-l.last.Bytes)/seconds/1e6, p.Errors)
+	l.last, l.shown = p, true
+}
+
+// clear takes the line away. Nothing is shown any more.
+func (l *liveLine) clear() {
+	if l.shown {
+		fmt.Fprint(l.terminal, "\r\x1b[K")
+	}
+}

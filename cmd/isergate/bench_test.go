@@ -1,0 +1,250 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/isergate/isergate/iser/initiator/bench"
+)
+
+func TestBenchUsage(t *testing.T) {
+	const lun = "iscsi://127.0.0.1:1/iqn.x/0"
+	for _, c := range []struct {
+		args []string
+		code int
+		text string
+	}{
+		{nil, exitUsage, "accepts 1 arg"},
+		{[]string{"nonsense"}, exitUsage, "iscsi://HOST:PORT/IQN/LUN"},
+		{[]string{"http://127.0.0.1/iqn.x/0"}, exitUsage, "iscsi://HOST:PORT/IQN/LUN"},
+		{[]string{"iscsi://127.0.0.1:1/iqn.x"}, exitUsage, "no LUN"},
+		{[]string{lun, "--rw", "backwards"}, exitUsage, "use one of"},
+		{[]string{lun, "--bs", "3"}, exitUsage, "block size"},
+		{[]string{lun, "--bs", "some"}, exitUsage, "no size"},
+		{[]string{lun, "--rw", "verify", "--bs", "512"}, exitUsage, "multiples of 4096"},
+		{[]string{lun, "--depth", "0"}, exitUsage, "depth"},
+		{[]string{lun, "--depth", "5000"}, exitUsage, "depth"},
+		{[]string{lun, "--sessions", "-1"}, exitUsage, "sessions"},
+		{[]string{lun, "--time", "30"}, exitUsage, "--time"},
+		{[]string{lun, "--time", "-1s"}, exitUsage, "above 0"},
+		{[]string{lun, "--crc", "maybe"}, exitUsage, "on or off"},
+		{[]string{lun, "--output", "xml"}, exitUsage, "table or json"},
+		{[]string{lun, "--initiator", ""}, exitUsage, "initiator name"},
+		{[]string{"iscsi://user@127.0.0.1:1/iqn.x/0"}, exitUsage, "CHAP needs a user and a secret"},
+		{[]string{lun}, exitFailed, "connection refused"},
+	} {
+		r := execute(t, []string{"LIBISCSI_CHAP_USERNAME=", "LIBISCSI_CHAP_PASSWORD="}, binary, append([]string{"bench"}, c.args...)...)
+		if r.code != c.code || !strings.Contains(r.stderr, c.text) || strings.Count(r.stderr, "\n") != 1 || r.stdout != "" {
+			t.Errorf("%q: exit %d, want %d with one line that holds %q:\n%s", c.args, r.code, c.code, c.text, r.stderr)
+		}
+	}
+	help := execute(t, nil, binary, "bench", "--help")
+	for _, want := range []string{"--rw", "--bs", "--depth", "--time", "iser://", "LIBISCSI_CHAP_USERNAME"} {
+		if !strings.Contains(help.stdout, want) {
+			t.Errorf("the help does not mention %s", want)
+		}
+	}
+	for _, c := range []struct{ flag, words string }{{"--rw", "read write randread randwrite randrw verify"}, {"--crc", "on off"}} {
+		r := execute(t, nil, binary, "__complete", "bench", c.flag, "")
+		if got := strings.Join(strings.Fields(r.stdout), " "); !strings.HasPrefix(got, c.words) {
+			t.Errorf("completion of %s: %q", c.flag, got)
+		}
+	}
+}
+
+// documented returns the fields of the JSON result that the help names.
+func documented() map[string]bool {
+	fields := map[string]bool{}
+	_, text, _ := strings.Cut(benchHelp, "With --output json")
+	for _, word := range strings.FieldsFunc(text, func(r rune) bool { return strings.ContainsRune(" \n,:;(){}", r) }) {
+		fields[word] = true
+	}
+	return fields
+}
+
+// benchJSON runs bench and checks that the help names each field of what it prints.
+func benchJSON(t *testing.T, env []string, code int, args ...string) (r bench.Result) {
+	t.Helper()
+	out := execute(t, env, binary, append([]string{"bench", "--output", "json", "--time", "200ms"}, args...)...)
+	if out.code != code {
+		t.Fatalf("bench %q: exit %d, want %d\n%s%s", args, out.code, code, out.stdout, out.stderr)
+	}
+	var fields map[string]any
+	if err := json.Unmarshal([]byte(out.stdout), &fields); err != nil {
+		t.Fatalf("bench %q: %v in %s", args, err, out.stdout)
+	}
+	known := documented()
+	var check func(m map[string]any)
+	check = func(m map[string]any) {
+		for name, value := range m {
+			if !known[name] {
+				t.Errorf("the help does not name %s", name)
+			}
+			if inner, ok := value.(map[string]any); ok {
+				check(inner)
+			}
+		}
+	}
+	check(fields)
+	for _, name := range []string{"url", "transport", "crc", "rw", "seed", "operations", "iops", "mb_per_s", "latency", "cpu_ns", "errors"} {
+		if _, there := fields[name]; !there {
+			t.Errorf("bench %q prints no %s", args, name)
+		}
+	}
+	if err := json.Unmarshal([]byte(out.stdout), &r); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// Every pattern against the gateway.
+func TestBench(t *testing.T) {
+	g := newGateway(t, "--open").start()
+	g.run("volume", "create", "v", "--size", "64MiB", "--target", target)
+	g.run("volume", "create", "w", "--size", "64MiB", "--block-size", "4096", "--target", target)
+	for i, p := range bench.Patterns {
+		r := benchJSON(t, nil, exitOK, g.url(target, i%2), "--rw", string(p), "--bs", "16KiB", "--depth", "4", "--sessions", "2", "--size", "8MiB", "--offset", "1MiB", "--seed", "7", "--crc", []string{"on", "off"}[i/2%2])
+		if r.Pattern != p || r.BlockSize != 16<<10 || r.Depth != 4 || r.Sessions != 2 || r.Size != 8<<20 || r.Offset != 1<<20 || r.Seed != 7 || r.Operations == 0 || r.Errors != 0 || r.Latency.Max == 0 {
+			t.Errorf("%s: %+v", p, r)
+		}
+		if v := r.Verification; (v != nil) != (p == bench.Verify) || v != nil && (v.Violations > 0 || !v.Complete || v.Reads == 0) {
+			t.Errorf("%s: %+v", p, v)
+		}
+	}
+	r := execute(t, nil, binary, "bench", g.url(target, 0), "--rw", "verify", "--size", "4MiB", "--time", "100ms")
+	for _, want := range []string{"IOPS", "MB/s", "p99.9", "of this process", "0 blocks lost or wrong", "seed "} {
+		if !strings.Contains(r.stdout, want) {
+			t.Errorf("missing %q in\n%s", want, r.stdout)
+		}
+	}
+	if r.code != exitOK || r.stderr != "" { // no progress line where there is no terminal
+		t.Errorf("%+v", r)
+	}
+	completed := execute(t, []string{"ISERGATE_API=" + g.api()}, binary, "__complete", "bench", "")
+	if !strings.Contains(completed.stdout, g.url(target, 0)+"\n"+g.url(target, 1)+"\n") {
+		t.Errorf("completion of the URL: %+v", completed)
+	}
+	for _, c := range []struct{ url, text string }{
+		{g.url("iqn.2026-11.com.example:none", 0), "isergate target list"},
+		{g.url(target, 9), "no LUN 9"},
+	} {
+		if r := execute(t, nil, binary, "bench", c.url); r.code != exitFailed || !strings.Contains(r.stderr, c.text) {
+			t.Errorf("%s: %+v", c.url, r)
+		}
+	}
+}
+
+// A LUN with a file system is not overwritten by mistake.
+func TestBenchProtectsFileSystems(t *testing.T) {
+	need(t, "mkfs.ext4", "qemu-img")
+	g := newGateway(t, "--open").start()
+	g.run("volume", "create", "v", "--size", "64MiB", "--target", target)
+	raw := g.dir + "/raw"
+	must(t, "mkfs.ext4", "-q", raw, "32M")
+	must(t, "qemu-img", "convert", "-n", "-f", "raw", "-O", "raw", raw, g.url(target, 0))
+	for _, rw := range []string{"write", "randwrite", "randrw", "verify"} {
+		r := execute(t, nil, binary, "bench", g.url(target, 0), "--rw", rw, "--time", "100ms")
+		if r.code != exitFailed || !strings.Contains(r.stderr, "ext4") || !strings.Contains(r.stderr, "--force") || r.stdout != "" {
+			t.Errorf("--rw %s: %+v", rw, r)
+		}
+	}
+	must(t, "qemu-img", "compare", "-f", "raw", "-F", "raw", raw, g.url(target, 0))
+	benchJSON(t, nil, exitOK, g.url(target, 0), "--rw", "randread")
+	benchJSON(t, nil, exitOK, g.url(target, 0), "--rw", "write", "--force")
+}
+
+func TestBenchCHAP(t *testing.T) {
+	g := newGateway(t).start()
+	g.run("volume", "create", "v", "--size", "16MiB", "--target", target)
+	secrets := map[string]string{"s": "a very long secret", "m": "another long secret"}
+	for name, text := range secrets {
+		if err := os.WriteFile(g.dir+"/"+name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r := execute(t, nil, binary, "bench", g.url(target, 0)); r.code != exitFailed || !strings.Contains(r.stderr, "isergate acl add") || !strings.Contains(r.stderr, benchInitiator) {
+		t.Errorf("without an ACL entry: %+v", r)
+	}
+	g.run("acl", "add", target, host, "--chap-user", "u", "--chap-secret-file", g.dir+"/s", "--mutual-user", "t", "--mutual-secret-file", g.dir+"/m")
+	env := func(secret, mutual string) []string {
+		return []string{"LIBISCSI_CHAP_USERNAME=u", "LIBISCSI_CHAP_PASSWORD=" + secret, "LIBISCSI_CHAP_TARGET_USERNAME=t", "LIBISCSI_CHAP_TARGET_PASSWORD=" + mutual}
+	}
+	benchJSON(t, env(secrets["s"], secrets["m"]), exitOK, g.url(target, 0), "--initiator", host)
+	if r := execute(t, env("a very wrong secret", secrets["m"]), binary, "bench", g.url(target, 0), "--initiator", host); r.code != exitFailed || !strings.Contains(r.stderr, "CHAP") {
+		t.Errorf("with a wrong secret: %+v", r)
+	}
+	if r := execute(t, env(secrets["s"], "a very wrong secret"), binary, "bench", g.url(target, 0), "--initiator", host); r.code != exitFailed || !strings.Contains(r.stderr, "the target does not know its secret") {
+		t.Errorf("with a wrong secret of the target: %+v", r)
+	}
+}
+
+// The gateway dies under a run: the result tells what failed.
+func TestBenchLosesTheTarget(t *testing.T) {
+	g := newGateway(t, "--open").start()
+	g.run("volume", "create", "v", "--size", "64MiB", "--target", target)
+	for _, rw := range []string{"randread", "verify"} {
+		cmd := exec.CommandContext(t.Context(), binary, "bench", g.url(target, 0), "--rw", rw, "--time", "10m", "--output", "json")
+		var stdout, stderr strings.Builder
+		cmd.Stdout, cmd.Stderr = &stdout, &stderr
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		g.awaitSessions(1)
+		g.kill()
+		_ = cmd.Wait()
+		var r bench.Result
+		if err := json.Unmarshal([]byte(stdout.String()), &r); err != nil {
+			// The unit may not have been open yet.
+			if !strings.Contains(stderr.String(), "connection lost") {
+				t.Errorf("--rw %s: %v in %q, %s", rw, err, stdout.String(), stderr.String())
+			}
+		} else if r.Errors == 0 || r.FirstError == "" || !strings.Contains(stderr.String(), "failed") {
+			t.Errorf("--rw %s: %+v, %s", rw, r, stderr.String())
+		}
+		if cmd.ProcessState.ExitCode() != exitFailed {
+			t.Errorf("--rw %s: exit %d", rw, cmd.ProcessState.ExitCode())
+		}
+		g.start()
+	}
+}
+
+// An interrupt ends a run in good order, with the result so far.
+func TestBenchInterrupted(t *testing.T) {
+	g := newGateway(t, "--open").start()
+	g.run("volume", "create", "v", "--size", "64MiB", "--target", target)
+	cmd := exec.CommandContext(t.Context(), binary, "bench", g.url(target, 0), "--rw", "randrw", "--time", "10m", "--output", "json")
+	var stdout, stderr strings.Builder
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	g.awaitSessions(1)
+	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	if cmd.ProcessState.ExitCode() != exitFailed || !strings.Contains(stderr.String(), "interrupted") {
+		t.Errorf("exit %d, %s", cmd.ProcessState.ExitCode(), stderr.String())
+	}
+	g.awaitSessions(0)
+}
+
+// awaitSessions waits until so many sessions are logged in.
+func (g *gatewayProcess) awaitSessions(n int) {
+	g.t.Helper()
+	var sessions []any
+	for end := time.Now().Add(time.Minute); ; {
+		g.json(&sessions, "session", "list")
+		if len(sessions) == n {
+			return
+		}
+		if time.Now().After(end) {
+			g.t.Fatalf("%d sessions, want %d", len(sessions), n)
+		}
+	}
+}

@@ -1,0 +1,258 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/isergate/isergate/iser/initiator"
+)
+
+// run is the state of one Run.
+type run struct {
+	o       *Options
+	slots   uint64 // operations that fit in the range
+	perSlot uint64 // logical blocks
+	first   uint64 // logical block
+	left    atomic.Int64
+	next    atomic.Uint64 // of the sequential patterns
+	stop    atomic.Bool
+
+	phase                       atomic.Pointer[string]
+	ops, bytes, flushes, failed atomic.Uint64
+	firstError                  atomic.Pointer[error]
+}
+
+// Run puts load on the unit until the duration or count is reached, ctx ends, or every stream has lost its
+// connection. Operations in flight at the end of the duration are finished and counted. An error means that nothing was
+// measured; failed operations, and blocks that Verify found lost or wrong, are in the result.
+func Run(ctx context.Context, o Options) (*Result, error) {
+	if err := o.ensureDefaults(); err != nil {
+		return nil, err
+	}
+	r := &run{o: &o}
+	units := make([]*Opened, o.Sessions)
+	for i := range units {
+		u, err := o.Open(ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer u.Close()
+		units[i] = u
+	}
+	if err := r.layout(units[0]); err != nil {
+		return nil, err
+	}
+	if o.Pattern.Writes() && !o.Force {
+		what, err := content(ctx, units[0])
+		if err != nil {
+			return nil, err
+		}
+		if what != "" {
+			return nil, fmt.Errorf("%w: it has %s", ErrInUse, what)
+		}
+	}
+	stopReports := r.reports(time.Now())
+	defer stopReports()
+	res := &Result{Pattern: o.Pattern, BlockSize: o.BlockSize, Depth: o.Depth, Sessions: o.Sessions, Offset: o.Offset, Size: o.Size, Seed: o.Seed}
+	var err error
+	if o.Pattern == Verify {
+		err = r.verify(ctx, units, res)
+	} else {
+		err = r.load(ctx, units, res)
+	}
+	if err != nil {
+		return nil, err
+	}
+	res.Operations, res.Bytes, res.Flushes, res.Errors = r.ops.Load(), r.bytes.Load(), r.flushes.Load(), r.failed.Load()
+	if err := r.firstError.Load(); err != nil {
+		res.FirstError = (*err).Error()
+	}
+	h := res.Histogram
+	res.Latency = Latency{Min: h.Quantile(0), Mean: h.Mean(), P50: h.Quantile(0.5), P90: h.Quantile(0.9),
+		P99: h.Quantile(0.99), P999: h.Quantile(0.999), Max: h.Quantile(1)}
+	if s := res.Elapsed.Seconds(); s > 0 {
+		res.IOPS = float64(res.Operations) / s
+		res.MBps = float64(res.Bytes) / s / 1e6
+	}
+	if res.Operations > 0 {
+		res.CPUPerOp = float64(res.CPU) / float64(res.Operations)
+	}
+	return res, nil
+}
+
+// load runs all patterns but Verify.
+func (r *run) load(ctx context.Context, units []*Opened, res *Result) error {
+	o := r.o
+	hists := make([]Histogram, o.Sessions*o.Depth)
+	buffers := make([][]byte, len(hists))
+	for i := range buffers {
+		var err error
+		if buffers[i], err = units[i%o.Sessions].buffer(o.BlockSize); err != nil {
+			return err
+		}
+	}
+	r.left.Store(1 << 62)
+	if o.Count > 0 {
+		r.left.Store(int64(min(o.Count, 1<<62)))
+	}
+	if o.Duration > 0 {
+		timer := time.AfterFunc(o.Duration, func() { r.stop.Store(true) })
+		defer timer.Stop()
+	}
+	cancelled := context.AfterFunc(ctx, func() { r.stop.Store(true) })
+	defer cancelled()
+
+	start, cpu := time.Now(), cpuTime()
+	var wg sync.WaitGroup
+	for i := range hists {
+		wg.Go(func() {
+			r.stream(ctx, units[i%o.Sessions].Unit, rand.New(rand.NewPCG(o.Seed, uint64(i))), &hists[i], buffers[i])
+		})
+	}
+	wg.Wait()
+	res.Elapsed, res.CPU = time.Since(start), cpuTime()-cpu
+	res.Histogram = new(Histogram)
+	for i := range hists {
+		res.Histogram.Merge(&hists[i])
+	}
+	return nil
+}
+
+// layout divides the range into slots of one operation.
+func (r *run) layout(u *Opened) error {
+	o := r.o
+	block := uint64(u.BlockSize)
+	size := u.Blocks * block
+	if block == 0 || uint64(o.BlockSize)%block != 0 || o.Offset%block != 0 {
+		return badOption("block size %d and offset %d must be multiples of the logical block, %d bytes", o.BlockSize, o.Offset, block)
+	}
+	if o.Offset >= size {
+		return badOption("offset %d is beyond the unit, %d bytes", o.Offset, size)
+	}
+	length := o.Size
+	if length == 0 {
+		length = size - o.Offset
+		if o.Pattern == Verify {
+			length = min(length, VerifyRange)
+		}
+	}
+	if length > size-o.Offset {
+		return badOption("%d bytes from offset %d pass the end of the unit, %d bytes", length, o.Offset, size)
+	}
+	o.Size = length
+	r.slots = length / uint64(o.BlockSize)
+	if r.slots == 0 {
+		return badOption("a range of %d bytes holds no operation of %d", length, o.BlockSize)
+	}
+	r.first, r.perSlot = o.Offset/block, uint64(o.BlockSize)/block
+	return nil
+}
+
+// stream keeps one operation in flight.
+func (r *run) stream(ctx context.Context, u Unit, rng *rand.Rand, h *Histogram, buf []byte) {
+	o := r.o
+	for i := 0; i+8 <= len(buf); i += 8 {
+		v := rng.Uint64()
+		for j := range 8 {
+			buf[i+j] = byte(v >> (8 * j))
+		}
+	}
+	sinceFlush := 0
+	for !r.stop.Load() && r.left.Add(-1) >= 0 {
+		var slot uint64
+		write := o.Pattern.Writes()
+		switch o.Pattern {
+		case Read, Write:
+			slot = (r.next.Add(1) - 1) % r.slots
+		case RandRW:
+			write = rng.IntN(100) >= readShare
+			fallthrough
+		default:
+			slot = rng.Uint64N(r.slots)
+		}
+		lba := r.first + slot*r.perSlot
+		var err error
+		begin := time.Now()
+		if write {
+			// Change the data a little, so that nothing behind the unit takes it for the same.
+			v := rng.Uint64()
+			for j := range 8 {
+				buf[j] = byte(v >> (8 * j))
+			}
+			err = u.Write(ctx, lba, buf, o.FUA)
+		} else {
+			err = u.Read(ctx, lba, buf)
+		}
+		took := time.Since(begin)
+		if err == nil {
+			h.Record(took)
+			r.ops.Add(1)
+			r.bytes.Add(uint64(o.BlockSize))
+			if write {
+				if sinceFlush++; sinceFlush == o.FlushEvery {
+					sinceFlush = 0
+					if err = u.Flush(ctx); err == nil {
+						r.flushes.Add(1)
+					}
+				}
+			}
+		}
+		if err != nil && r.fail(ctx, err) {
+			return
+		}
+	}
+}
+
+// fail counts an error and reports whether the stream must end.
+func (r *run) fail(ctx context.Context, err error) bool {
+	if ctx.Err() != nil {
+		return true
+	}
+	r.failed.Add(1)
+	r.firstError.CompareAndSwap(nil, &err)
+	return errors.Is(err, initiator.ErrConnection) || errors.Is(err, initiator.ErrClosed)
+}
+
+// reports calls Progress until the function that it returns was called.
+func (r *run) reports(start time.Time) (stop func()) {
+	if r.o.Progress == nil {
+		return func() {}
+	}
+	done := make(chan struct{})
+	var running sync.WaitGroup
+	running.Go(func() {
+		tick := time.NewTicker(time.Second)
+		defer tick.Stop()
+		for {
+			select {
+			case <-done:
+				return
+			case <-tick.C:
+				p := Progress{Elapsed: time.Since(start), Operations: r.ops.Load(), Bytes: r.bytes.Load(), Errors: r.failed.Load(), Phase: string(r.o.Pattern)}
+				if phase := r.phase.Load(); phase != nil {
+					p.Phase = *phase
+				}
+				r.o.Progress(p)
+			}
+		}
+	})
+	return func() {
+		close(done)
+		running.Wait()
+	}
+}
+
+// cpuTime returns the CPU time of this process.
+func cpuTime() time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
