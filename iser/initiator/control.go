@@ -124,12 +124,18 @@ func (s *Session) scsiResponse(h *pdu.Header, data []byte) error {
 		}
 		return protocolError("SCSI Response for an unknown task %08x", uint32(p.ITT))
 	}
+	if s.login.ISER {
+		if p.Underflow && uint64(p.Residual) > uint64(t.cmd.EDTL) {
+			return protocolError("a residual of %d bytes of %d", p.Residual, t.cmd.EDTL)
+		}
+		t.received = placed(t, &p)
+	}
 	t.rsp = Response{
 		Status: Status(p.Status), Service: p.Response, Transferred: int(t.received), Residual: p.Residual,
 		Overflow: p.Overflow, Underflow: p.Underflow, CmdSN: t.cmd.CmdSN,
 	}
 	if p.Response == pdu.Completed {
-		if p.ExpDataSN != 0 && p.ExpDataSN != t.dataSN {
+		if p.ExpDataSN != 0 && p.ExpDataSN != t.dataSN && !s.login.ISER {
 			return protocolError("SCSI Response after %d Data-In PDUs says %d", t.dataSN, p.ExpDataSN)
 		}
 		if len(data) >= 2 {
@@ -145,6 +151,19 @@ func (s *Session) scsiResponse(h *pdu.Header, data []byte) error {
 	}
 	s.finishLocked(t, nil)
 	return nil
+}
+
+// placed is how much of its data-in the target says that it wrote, where it wrote it by itself. A command that failed and
+// does not say how much has none.
+func placed(t *task, p *pdu.SCSIResponse) uint32 {
+	n := uint32(len(t.in))
+	if p.Underflow {
+		return min(n, t.cmd.EDTL-p.Residual)
+	}
+	if st := Status(p.Status); p.Response != pdu.Completed || st != Good && st != ConditionMet {
+		return 0
+	}
+	return n
 }
 
 // nopIn answers a ping of the target, or ends one of ours.
@@ -365,6 +384,9 @@ func (s *Session) roundTripOn(ctx context.Context, t *task, tag pdu.TaskTag, dat
 
 // Ping sends a NOP-Out and returns the data that came back, which may be a prefix of what was sent.
 func (s *Session) Ping(ctx context.Context, data []byte) ([]byte, error) {
+	if most := min(int(s.login.MaxSend), int(s.login.MaxRecv), s.mover.maxControl()); s.login.ISER && len(data) > most {
+		return nil, fmt.Errorf("initiator: a ping of %d bytes, %d are possible", len(data), most)
+	}
 	_, got, err := s.roundTrip(ctx, data, func(_ *task, tag pdu.TaskTag, cmd, exp pdu.Serial, h *pdu.Header) {
 		(&pdu.NopOut{Immediate: true, ITT: tag, TTT: pdu.ReservedTag, CmdSN: cmd, ExpStatSN: exp}).Encode(h)
 	})
@@ -447,8 +469,8 @@ func (s *Session) Logout(ctx context.Context) error {
 // A key may repeat in the answer.
 func (s *Session) Text(ctx context.Context, keys pdu.Pairs) (pdu.Pairs, error) {
 	out := keys.Append(nil)
-	if len(out) > int(s.login.MaxSend) {
-		return nil, fmt.Errorf("%w: %d bytes of text, the target accepts %d", pdu.ErrTextTooLong, len(out), s.login.MaxSend)
+	if most := min(int(s.login.MaxSend), s.mover.maxControl()); len(out) > most {
+		return nil, fmt.Errorf("%w: %d bytes of text, %d are possible", pdu.ErrTextTooLong, len(out), most)
 	}
 	text := pdu.Text{Limit: 16 << 20}
 	t, err := s.acquire(ctx, s.control)

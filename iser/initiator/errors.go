@@ -23,6 +23,8 @@ var (
 	// ErrAuth means that the target failed to prove its identity, or asked for an
 	// authentication that the options do not allow.
 	ErrAuth = errors.New("initiator: authentication failed")
+	// ErrNoISER means that the target does not agree to RDMAExtensions=Yes: it does not serve iSER there.
+	ErrNoISER = errors.New("initiator: the target does not agree to iSER")
 	// ErrShortTransfer means that a command ended with GOOD but moved fewer bytes than asked for.
 	ErrShortTransfer = errors.New("initiator: short transfer")
 	// ErrMiscompare means that COMPARE AND WRITE found other data and wrote nothing.

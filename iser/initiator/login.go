@@ -35,6 +35,12 @@ type Parameters struct {
 	ProtocolLevel            uint8
 	PortalGroup              int // TargetPortalGroupTag; -1 if the target did not say
 	TargetAlias              string
+
+	// ISER says that the session is iSER-assisted. MaxRecv and MaxSend are then InitiatorRecvDataSegmentLength and
+	// TargetRecvDataSegmentLength.
+	ISER bool
+	// TargetUnexpected is the target's MaxOutstandingUnexpectedPDUs, 0 for no limit; TargetMaxAHS its MaxAHSLength in bytes, 0 for no limit.
+	TargetUnexpected, TargetMaxAHS uint32
 }
 
 // Login is the outcome of a login.
@@ -46,13 +52,22 @@ type Login struct {
 	// ExpStatSN is the StatSN expected next; the window is the target's.
 	ExpStatSN          pdu.Serial
 	ExpCmdSN, MaxCmdSN pdu.Serial
+
+	hello bool // a Hello is due (RFC 7145, 5.1.3)
+}
+
+// loginConn is what carries a login: PDUs one by one, on a TCP stream or in messages.
+type loginConn interface {
+	SendMessage(m Message, data []byte) error
+	Receive() (*PDU, error)
 }
 
 // login is the state of one login phase.
 type login struct {
-	c         *Conn
+	c         loginConn
 	o         *Options
 	discovery bool
+	iser      bool // RDMAExtensions=Yes is wanted
 	out       Login
 	itt       pdu.TaskTag
 	cmdSN     pdu.Serial
@@ -72,7 +87,7 @@ func (c *Conn) Login(ctx context.Context, o Options) (*Login, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.LoginTimeout)
 	defer cancel()
 	stop := c.interrupt(ctx)
-	l := &login{c: c, o: &o, discovery: o.TargetName == "", itt: 1, cmdSN: 1}
+	l := newLogin(c, &o)
 	err := l.run()
 	if ctxErr := stop(); ctxErr != nil {
 		return nil, fmt.Errorf("initiator: login: %w", ctxErr)
@@ -83,7 +98,19 @@ func (c *Conn) Login(ctx context.Context, o Options) (*Login, error) {
 		}
 		return nil, err
 	}
+	c.headerDigest, c.dataDigest = l.out.HeaderDigest, l.out.DataDigest
+	if !l.out.ISER {
+		c.maxRecv = int(l.out.MaxRecv)
+	}
 	return &l.out, nil
+}
+
+// newLogin prepares a login on c. A normal session is to be iSER-assisted if o says so.
+func newLogin(c loginConn, o *Options) *login {
+	l := &login{c: c, o: o, discovery: o.TargetName == "", itt: 1, cmdSN: 1}
+	_, stream := c.(*Conn)
+	l.iser = o.ISER != nil && !l.discovery && (o.ISER.Stream || !stream)
+	return l
 }
 
 func (l *login) run() error {
@@ -94,6 +121,12 @@ func (l *login) run() error {
 		MaxBurst: 262144, FirstBurst: 65536, MaxOutstandingR2T: 1, MaxConnections: 1,
 		Time2Wait: 2, Time2Retain: 20, ProtocolLevel: 1, PortalGroup: -1,
 	}
+	if l.iser || o.ISER != nil && l.discovery {
+		l.out.MaxRecv = pdu.MinTextLength // until something else is agreed on
+	}
+	if l.iser {
+		l.out.TargetMaxAHS = 256
+	}
 	if err := l.security(); err != nil {
 		return err
 	}
@@ -102,8 +135,6 @@ func (l *login) run() error {
 	}
 	l.out.CmdSN = l.cmdSN
 	l.out.ExpStatSN = l.statSN
-	l.c.headerDigest, l.c.dataDigest = l.out.HeaderDigest, l.out.DataDigest
-	l.c.maxRecv = int(l.out.MaxRecv)
 	return nil
 }
 
@@ -166,14 +197,28 @@ func (l *login) security() error {
 func (l *login) operational() error {
 	o := l.o
 	num := func(n uint32) string { return strconv.FormatUint(uint64(n), 10) }
-	keys := pdu.Pairs{
-		{Key: "HeaderDigest", Value: o.HeaderDigest.offer()},
-		{Key: "DataDigest", Value: o.DataDigest.offer()},
-		{Key: "MaxRecvDataSegmentLength", Value: num(o.MaxRecvDataSegmentLength)},
+	var keys pdu.Pairs
+	switch {
+	case l.iser:
+		keys = o.ISER.keys()
+	case o.ISER != nil: // discovery in messages, or before them
+		keys = pdu.Pairs{
+			{Key: "HeaderDigest", Value: "None"},
+			{Key: "DataDigest", Value: "None"},
+			{Key: "MaxRecvDataSegmentLength", Value: num(pdu.MinTextLength)},
+		}
+	default:
+		keys = pdu.Pairs{
+			{Key: "HeaderDigest", Value: o.HeaderDigest.offer()},
+			{Key: "DataDigest", Value: o.DataDigest.offer()},
+			{Key: "MaxRecvDataSegmentLength", Value: num(o.MaxRecvDataSegmentLength)},
+		}
+	}
+	keys = append(keys, pdu.Pairs{
 		{Key: "DefaultTime2Wait", Value: "2"},
 		{Key: "DefaultTime2Retain", Value: "0"},
 		{Key: "ErrorRecoveryLevel", Value: "0"},
-	}
+	}...)
 	if !l.discovery {
 		keys = append(keys, pdu.Pairs{
 			{Key: "InitialR2T", Value: pdu.FormatBool(o.InitialR2T)},
@@ -205,6 +250,10 @@ func (l *login) operational() error {
 			if len(keys) > 0 {
 				return protocolError("the target left the stage with an offer")
 			}
+			if l.iser && !l.out.ISER {
+				return ErrNoISER
+			}
+			l.out.hello = l.out.hello && l.iser
 			return nil
 		}
 	}
@@ -218,7 +267,15 @@ func (l *login) settle(got pdu.Pairs) (answers pdu.Pairs, err error) {
 		case "TargetAlias", "TargetAddress", "TargetPortalGroupTag":
 			l.declarations(pdu.Pairs{p})
 			continue
+		case "MaxOutstandingUnexpectedPDUs", "MaxAHSLength":
+			if err := l.limit(p); err != nil {
+				return nil, err
+			}
+			continue
 		case "MaxRecvDataSegmentLength":
+			if l.iser { // it means nothing then (RFC 7145, 6.2)
+				continue
+			}
 			n, err := pdu.ParseNumber(p.Value, 512, pdu.MaxDataLength)
 			if err != nil {
 				return nil, protocolError("%s=%q", p.Key, p.Value)
@@ -255,6 +312,23 @@ func (l *login) settle(got pdu.Pairs) (answers pdu.Pairs, err error) {
 	return answers, nil
 }
 
+// limit takes a limit that the target declares (RFC 7145, 6.6 and 6.7). An answer to our own declaration says nothing.
+func (l *login) limit(p pdu.Pair) error {
+	if !l.iser || p.Value == pdu.ValueNotUnderstood || p.Value == pdu.ValueIrrelevant || p.Value == pdu.ValueReject {
+		return nil
+	}
+	n, err := pdu.ParseNumber(p.Value, 0, 1<<32-1)
+	if err != nil || n == 1 {
+		return protocolError("%s=%q", p.Key, p.Value)
+	}
+	if p.Key == "MaxAHSLength" {
+		l.out.TargetMaxAHS = uint32(n)
+	} else {
+		l.out.TargetUnexpected = uint32(n)
+	}
+	return nil
+}
+
 // result takes the target's answer to our offer: the result of the negotiation.
 func (l *login) result(p pdu.Pair, offer string) error {
 	bad := func() error { return protocolError("%s=%q answered with %q", p.Key, offer, p.Value) }
@@ -282,6 +356,20 @@ func (l *login) result(p pdu.Pair, offer string) error {
 		} else {
 			out.DataDigest = p.Value == "CRC32C"
 		}
+	case "RDMAExtensions", "iSERHelloRequired":
+		b, err := pdu.ParseBool(p.Value)
+		if err != nil {
+			return bad()
+		}
+		if p.Key == "RDMAExtensions" {
+			out.ISER = b
+		} else {
+			out.hello = b
+		}
+	case "InitiatorRecvDataSegmentLength":
+		return number(func(n uint64) { out.MaxRecv = uint32(n) }, 512, offered)
+	case "TargetRecvDataSegmentLength":
+		return number(func(n uint64) { out.MaxSend = uint32(n) }, 512, offered)
 	case "InitialR2T", "ImmediateData", "DataPDUInOrder", "DataSequenceInOrder":
 		b, err := pdu.ParseBool(p.Value)
 		if err != nil {

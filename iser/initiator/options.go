@@ -48,6 +48,9 @@ type Options struct {
 	HeaderDigest DigestPolicy // default None
 	DataDigest   DigestPolicy // default None
 
+	// ISER, if set, makes the session speak iSER. Digests and MaxRecvDataSegmentLength then have no meaning.
+	ISER *ISER
+
 	// NoImmediateData offers ImmediateData=No; InitialR2T offers InitialR2T=Yes.
 	NoImmediateData bool
 	InitialR2T      bool
@@ -152,6 +155,9 @@ func (o *Options) Validate() error {
 	}
 	if o.ProtocolLevel > 31 {
 		bad("iSCSIProtocolLevel %d is above 31", o.ProtocolLevel)
+	}
+	if o.ISER != nil {
+		o.ISER.validate(bad)
 	}
 	if o.CHAP != nil {
 		errs = append(errs, o.CHAP.validate())

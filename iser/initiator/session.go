@@ -58,15 +58,10 @@ func dial(ctx context.Context, o Options) (*Session, error) {
 		return nil, err
 	}
 	for hop := 0; ; hop++ {
-		c, err := DialConn(ctx, o)
-		if err != nil {
-			return nil, err
-		}
-		l, err := c.Login(ctx, o)
+		s, err := open(ctx, o)
 		if err == nil {
-			return newSession(c, o, l), nil
+			return s, nil
 		}
-		c.Close()
 		var refused *LoginError
 		if hop < maxRedirects && errors.As(err, &refused) && refused.Status.Redirect() && refused.TargetAddress != "" {
 			o.Portal = refused.TargetAddress
@@ -76,8 +71,39 @@ func dial(ctx context.Context, o Options) (*Session, error) {
 	}
 }
 
+// open makes one connection and logs in.
+func open(ctx context.Context, o Options) (*Session, error) {
+	if o.ISER != nil && (!o.ISER.Stream || o.TargetName != "") {
+		m, l, err := dialISER(ctx, &o)
+		if err != nil {
+			return nil, err
+		}
+		s := prepareSession(o, l)
+		m.attach(s)
+		s.start(m)
+		return s, nil
+	}
+	c, err := DialConn(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	l, err := c.Login(ctx, o)
+	if err != nil {
+		c.Close()
+		return nil, err
+	}
+	return newSession(c, o, l), nil
+}
+
 // newSession takes over a logged-in connection.
 func newSession(c *Conn, o Options, l *Login) *Session {
+	s := prepareSession(o, l)
+	s.start(newTCPMover(c, &s.login.Parameters, s.ack, s.fail))
+	return s
+}
+
+// prepareSession makes a session that has no connection yet.
+func prepareSession(o Options, l *Login) *Session {
 	s := &Session{
 		o: o, login: *l,
 		tasks: make([]task, o.QueueDepth+controlSlots),
@@ -98,13 +124,25 @@ func newSession(c *Conn, o Options, l *Login) *Session {
 		}
 	}
 	s.expStatSN.Store(uint32(l.ExpStatSN))
-	s.mover = newTCPMover(c, &s.login.Parameters, s.ack, s.fail)
-	s.wg.Go(s.read)
-	if o.PingInterval > 0 {
-		s.wg.Go(s.keepAlive)
-	}
 	return s
 }
+
+// start begins the full feature phase.
+func (s *Session) start(m datamover) {
+	s.mover = m
+	s.wg.Go(s.read)
+	if s.o.PingInterval > 0 {
+		s.wg.Go(s.keepAlive)
+	}
+}
+
+// Alloc returns n bytes of memory that commands use without a copy of their own: registered, page-aligned and outside the Go heap
+// if the session speaks iSER. Its content is undefined. It belongs to the caller until Free, also when the session is over by then. Any other
+// memory will do for a command, too.
+func (s *Session) Alloc(n int) ([]byte, error) { return s.mover.alloc(n) }
+
+// Free takes back what Alloc returned, from its first byte on. No command may use it any more.
+func (s *Session) Free(b []byte) { s.mover.free(b) }
 
 // Parameters returns what the login agreed on.
 func (s *Session) Parameters() Parameters { return s.login.Parameters }
@@ -215,7 +253,7 @@ func (s *Session) keepAlive() {
 // When ctx ends, the task is aborted, and Execute returns once the target has confirmed it: then the error Is ErrAborted
 // and wraps ctx's. The buffers are not touched any more when Execute returns.
 func (s *Session) Execute(ctx context.Context, lun uint16, cdb, out, in []byte) (Response, error) {
-	t, err := s.start(ctx, pdu.LUNOf(lun), pdu.AttrSimple, cdb, out, in)
+	t, err := s.send(ctx, pdu.LUNOf(lun), pdu.AttrSimple, cdb, out, in)
 	if err != nil {
 		return Response{}, err
 	}
@@ -235,7 +273,7 @@ type Command struct {
 // Submit sends a SCSI command and does not wait for its end. Wait must be called exactly once, and the buffers belong
 // to the command until it returns.
 func (s *Session) Submit(ctx context.Context, lun uint16, attr pdu.TaskAttr, cdb, out, in []byte) (*Command, error) {
-	t, err := s.start(ctx, pdu.LUNOf(lun), attr, cdb, out, in)
+	t, err := s.send(ctx, pdu.LUNOf(lun), attr, cdb, out, in)
 	if err != nil {
 		return nil, err
 	}
@@ -245,8 +283,8 @@ func (s *Session) Submit(ctx context.Context, lun uint16, attr pdu.TaskAttr, cdb
 // Wait returns how the command ended, as Execute does.
 func (c *Command) Wait(ctx context.Context) (Response, error) { return c.s.wait(ctx, c.t) }
 
-// start acquires a slot and a CmdSN, and sends the command.
-func (s *Session) start(ctx context.Context, lun pdu.LUN, attr pdu.TaskAttr, cdb, out, in []byte) (*task, error) {
+// send acquires a slot and a CmdSN, and sends the command.
+func (s *Session) send(ctx context.Context, lun pdu.LUN, attr pdu.TaskAttr, cdb, out, in []byte) (*task, error) {
 	switch {
 	case len(cdb) == 0 || len(cdb) > pdu.MaxCDBLength:
 		return nil, fmt.Errorf("initiator: a CDB of %d bytes", len(cdb))
@@ -254,6 +292,13 @@ func (s *Session) start(ctx context.Context, lun pdu.LUN, attr pdu.TaskAttr, cdb
 		return nil, errors.New("initiator: bidirectional commands are not supported")
 	case uint64(len(out)) > 1<<32-1 || uint64(len(in)) > 1<<32-1:
 		return nil, errors.New("initiator: a transfer of 4 GiB or more")
+	}
+	var ahs []byte
+	if len(cdb) > pdu.FixedCDBLength {
+		ahs = (&pdu.AHS{CDB: cdb[pdu.FixedCDBLength:]}).Append(nil)
+		if most := s.login.TargetMaxAHS; most > 0 && len(ahs) > int(most) {
+			return nil, fmt.Errorf("initiator: a CDB of %d bytes, the target takes %d bytes of additional header", len(cdb), most)
+		}
 	}
 	t, err := s.acquire(ctx, s.free)
 	if err != nil {
@@ -264,11 +309,11 @@ func (s *Session) start(ctx context.Context, lun pdu.LUN, attr pdu.TaskAttr, cdb
 		Read: len(in) > 0, Write: len(out) > 0, Attr: attr, LUN: lun, EDTL: uint32(len(out) + len(in)),
 	}
 	copy(t.cmd.CDB[:], cdb)
-	var ahs []byte
-	if len(cdb) > pdu.FixedCDBLength {
-		ahs = (&pdu.AHS{CDB: cdb[pdu.FixedCDBLength:]}).Append(nil)
-	}
 	tag := t.renew()
+	if err := s.mover.prepare(t); err != nil {
+		s.release(t)
+		return nil, err
+	}
 
 	s.mu.Lock()
 	for s.err == nil && !s.leaving && s.cmdSN.After(s.maxCmdSN) {
@@ -339,8 +384,9 @@ func (s *Session) acquire(ctx context.Context, from chan uint32) (*task, error) 
 
 // release gives a slot back.
 func (s *Session) release(t *task) {
-	t.out, t.in = nil, nil
 	if t.kind == scsiTask {
+		s.mover.finish(t)
+		t.out, t.in = nil, nil
 		s.free <- t.index
 	} else {
 		s.control <- t.index
@@ -383,6 +429,9 @@ func (s *Session) abandon(t *task) {
 
 // finishLocked ends an active task. Only the goroutine that reads the connection calls it.
 func (s *Session) finishLocked(t *task, err error) {
+	if t.kind == scsiTask && !s.mover.end(t) {
+		return // the connection is failing, and the task with it
+	}
 	t.active = false
 	t.err = err
 	if t.kind == scsiTask {

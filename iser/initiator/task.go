@@ -76,6 +76,8 @@ type task struct {
 	rsp Response
 	err error
 
+	move transfer // belongs to an iSER mover
+
 	// Control tasks.
 	tmf   pdu.TaskRequest // the request, if it is one
 	reply pdu.Header

@@ -28,6 +28,18 @@ func newTCPMover(c *Conn, p *Parameters, expStatSN func() pdu.Serial, failed fun
 
 func (m *tcpMover) close() { m.c.Close() }
 
+func (m *tcpMover) prepare(*task) error { return nil }
+
+func (m *tcpMover) end(*task) bool { return true }
+
+func (m *tcpMover) finish(*task) {}
+
+func (m *tcpMover) alloc(n int) ([]byte, error) { return make([]byte, n), nil }
+
+func (m *tcpMover) free([]byte) {}
+
+func (m *tcpMover) maxControl() int { return pdu.MaxDataLength }
+
 func (m *tcpMover) flush(inline bool) { m.q.flush(inline) }
 
 func (m *tcpMover) control(h *pdu.Header, data []byte) {
