@@ -1,0 +1,89 @@
+// Command cmd makes and starts the lab's guest.
+//
+//	go run ./iser/lab/cmd build   makes what the guest boots from; .ci/install calls it
+//	go run ./iser/lab/cmd shell   boots a guest and gives its prompt
+//	go run ./iser/lab/cmd dir     prints where the guest's files are
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strings"
+
+	"github.com/isergate/isergate/iser/lab"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx, os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		stop()
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string) error {
+	switch strings.Join(args, " ") {
+	case "build":
+		_, err := lab.Build(ctx, os.Stderr)
+		return err
+	case "dir":
+		dir, err := lab.Dir()
+		fmt.Println(dir)
+		return err
+	case "shell":
+		return shell(ctx)
+	default:
+		return fmt.Errorf("usage: go run ./iser/lab/cmd build | shell | dir")
+	}
+}
+
+// shell gives a person the guest, with the terminal in raw mode: the guest's does the rest.
+func shell(ctx context.Context) error {
+	if _, err := lab.Build(ctx, os.Stderr); err != nil {
+		return err
+	}
+	rows, columns := "24", "80"
+	if size, err := stty("size"); err == nil {
+		_, _ = fmt.Sscan(size, &rows, &columns)
+	}
+	if saved, err := stty("-g"); err == nil {
+		defer func() { _, _ = stty(strings.TrimSpace(saved)) }()
+	}
+	guest, err := lab.Boot(ctx, lab.Options{CPUs: 2, Terminal: true})
+	if err != nil {
+		return err
+	}
+	defer guest.Close()
+	_, _ = stty("raw", "-echo")
+	_, err = guest.Run(ctx, "stty -F /dev/hvc0 sane rows "+rows+" columns "+columns+`
+cat >/root/.bashrc <<'END'
+. /lab/lib.sh
+export PS1='guest# '
+cat <<'TEXT'
+The machine that started this guest is 10.0.2.2: what listens on its 127.0.0.1:3260 is
+10.0.2.2:3260 here. To use a gateway there, by iSER:
+
+    rnic; initiator
+    iscsiadm -m discovery -t st -p 10.0.2.2:3260 -I iser
+    node iser 10.0.2.2:3260 TARGET
+    login iser 10.0.2.2:3260 TARGET
+
+With tcp for iser it is plain iSCSI, without rnic. More: less /lab/lib.sh. To leave: exit
+TEXT
+END
+setsid -w -c bash -i </dev/hvc0 >/dev/hvc0 2>&1`)
+	return err
+}
+
+// stty sets or asks the terminal on standard input.
+func stty(args ...string) (string, error) {
+	cmd := exec.Command("stty", args...)
+	cmd.Stdin = os.Stdin
+	out, err := cmd.Output()
+	return string(out), err
+}
