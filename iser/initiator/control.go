@@ -33,7 +33,7 @@ func (s *Session) task(tag pdu.TaskTag) *task {
 
 // window implements upcalls.
 func (s *Session) window(exp, max pdu.Serial) {
-	if max == s.seenMax {
+	if max == s.seenMax && s.login.TargetUnexpected == 0 {
 		return
 	}
 	s.mu.Lock()
@@ -44,14 +44,14 @@ func (s *Session) window(exp, max pdu.Serial) {
 // windowLocked takes a new MaxCmdSN. It never retreats, and one below ExpCmdSN-1 is
 // ignored (RFC 7143, 4.2.2.1).
 func (s *Session) windowLocked(exp, max pdu.Serial) {
+	if s.login.TargetUnexpected > 0 {
+		s.acknowledgedLocked(exp)
+	}
 	if !max.After(s.maxCmdSN) || max.Before(exp.Add(-1)) {
 		return
 	}
 	s.maxCmdSN, s.seenMax = max, max
-	for _, w := range s.waiters {
-		w <- struct{}{}
-	}
-	s.waiters = nil
+	s.wakeLocked()
 }
 
 // advance takes the StatSN of a PDU that consumes one.
@@ -179,13 +179,7 @@ func (s *Session) nopIn(h *pdu.Header, data []byte) error {
 	if p.TTT == pdu.ReservedTag {
 		return nil
 	}
-	var out pdu.Header
-	s.mu.Lock()
-	(&pdu.NopOut{Immediate: true, LUN: p.LUN, ITT: pdu.ReservedTag, TTT: p.TTT, CmdSN: s.cmdSN, ExpStatSN: s.ack()}).Encode(&out)
-	s.mover.control(&out, nil)
-	s.mu.Unlock()
-	s.mover.flush(false)
-	return nil
+	return s.pong(&p)
 }
 
 // reply ends a control task with a PDU that carries status.
@@ -278,10 +272,7 @@ func (s *Session) leave(within time.Duration) {
 	} else {
 		s.idle = idle
 	}
-	for _, w := range s.waiters {
-		w <- struct{}{}
-	}
-	s.waiters = nil
+	s.wakeLocked()
 	s.mu.Unlock()
 	s.wg.Go(func() {
 		timer := time.NewTimer(within)
@@ -295,7 +286,7 @@ func (s *Session) leave(within time.Duration) {
 		ctx, cancel := context.WithTimeout(context.Background(), s.o.TaskTimeout)
 		defer cancel()
 		err := s.logout(ctx)
-		s.fail(errors.Join(fmt.Errorf("%w: the target asked for a logout", ErrConnection), err))
+		s.part(errors.Join(fmt.Errorf("%w: the target asked for a logout", ErrConnection), err), err == nil)
 	})
 }
 
@@ -334,13 +325,14 @@ func (s *Session) reject(h *pdu.Header, data []byte) error {
 	return nil
 }
 
-// roundTrip sends one control PDU and waits for its reply. encode runs with the slot's tag and the current numbers.
-func (s *Session) roundTrip(ctx context.Context, data []byte, encode func(t *task, tag pdu.TaskTag, cmd, exp pdu.Serial, h *pdu.Header)) (pdu.Header, []byte, error) {
+// roundTrip sends one control PDU and waits for its reply. encode runs with the slot's tag and the current numbers. What is not
+// immediate takes a CmdSN.
+func (s *Session) roundTrip(ctx context.Context, immediate bool, data []byte, encode func(t *task, tag pdu.TaskTag, cmd, exp pdu.Serial, h *pdu.Header)) (pdu.Header, []byte, error) {
 	t, err := s.acquire(ctx, s.control)
 	if err != nil {
 		return pdu.Header{}, nil, err
 	}
-	h, got, err := s.roundTripOn(ctx, t, t.renew(), data, encode)
+	h, got, err := s.roundTripOn(ctx, t, t.renew(), immediate, data, encode)
 	if err == nil {
 		s.release(t)
 	}
@@ -348,9 +340,16 @@ func (s *Session) roundTrip(ctx context.Context, data []byte, encode func(t *tas
 }
 
 // roundTripOn is roundTrip on an acquired slot, which stays acquired unless there is an error.
-func (s *Session) roundTripOn(ctx context.Context, t *task, tag pdu.TaskTag, data []byte, encode func(t *task, tag pdu.TaskTag, cmd, exp pdu.Serial, h *pdu.Header)) (pdu.Header, []byte, error) {
+func (s *Session) roundTripOn(ctx context.Context, t *task, tag pdu.TaskTag, immediate bool, data []byte, encode func(t *task, tag pdu.TaskTag, cmd, exp pdu.Serial, h *pdu.Header)) (pdu.Header, []byte, error) {
 	var h pdu.Header
 	s.mu.Lock()
+	for s.err == nil && (immediate && !s.roomLocked() || !immediate && s.cmdSN.After(s.maxCmdSN)) {
+		if err := s.waitWindowLocked(ctx); err != nil {
+			s.mu.Unlock()
+			s.release(t)
+			return h, nil, err
+		}
+	}
 	if s.err != nil {
 		err := s.closedLocked()
 		s.mu.Unlock()
@@ -360,6 +359,11 @@ func (s *Session) roundTripOn(ctx context.Context, t *task, tag pdu.TaskTag, dat
 	t.tag, t.active = tag, true
 	encode(t, tag, s.cmdSN, s.ack(), &h)
 	s.mover.control(&h, data)
+	if immediate {
+		s.sentImmediateLocked()
+	} else {
+		s.cmdSN++
+	}
 	s.mu.Unlock()
 	s.mover.flush(true)
 	select {
@@ -387,15 +391,13 @@ func (s *Session) Ping(ctx context.Context, data []byte) ([]byte, error) {
 	if most := min(int(s.login.MaxSend), int(s.login.MaxRecv), s.mover.maxControl()); s.login.ISER && len(data) > most {
 		return nil, fmt.Errorf("initiator: a ping of %d bytes, %d are possible", len(data), most)
 	}
-	_, got, err := s.roundTrip(ctx, data, func(_ *task, tag pdu.TaskTag, cmd, exp pdu.Serial, h *pdu.Header) {
-		(&pdu.NopOut{Immediate: true, ITT: tag, TTT: pdu.ReservedTag, CmdSN: cmd, ExpStatSN: exp}).Encode(h)
-	})
+	_, got, err := s.roundTrip(ctx, true, data, nopOut(true))
 	return got, err
 }
 
 // manage runs a task management function; tag and numbers are filled in.
 func (s *Session) manage(ctx context.Context, f pdu.TaskRequest) (pdu.TaskResult, error) {
-	h, _, err := s.roundTrip(ctx, nil, func(t *task, tag pdu.TaskTag, cmd, exp pdu.Serial, h *pdu.Header) {
+	h, _, err := s.roundTrip(ctx, true, nil, func(t *task, tag pdu.TaskTag, cmd, exp pdu.Serial, h *pdu.Header) {
 		f.Immediate, f.ITT, f.CmdSN, f.ExpStatSN = true, tag, cmd, exp
 		if f.Function != pdu.AbortTask && f.Function != pdu.TaskReassign && f.Function != pdu.QueryTask {
 			f.Referenced = pdu.ReservedTag
@@ -441,7 +443,7 @@ func (s *Session) LUNReset(ctx context.Context, lun uint16) error {
 
 // logout closes the session at the target.
 func (s *Session) logout(ctx context.Context) error {
-	h, _, err := s.roundTrip(ctx, nil, func(_ *task, tag pdu.TaskTag, cmd, exp pdu.Serial, h *pdu.Header) {
+	h, _, err := s.roundTrip(ctx, true, nil, func(_ *task, tag pdu.TaskTag, cmd, exp pdu.Serial, h *pdu.Header) {
 		(&pdu.LogoutRequest{Immediate: true, Reason: pdu.CloseSession, ITT: tag, CmdSN: cmd, ExpStatSN: exp}).Encode(h)
 	})
 	if err != nil {
@@ -460,7 +462,7 @@ func (s *Session) logout(ctx context.Context) error {
 // Logout closes the session in order and reports the target's answer. Close does the same without an answer.
 func (s *Session) Logout(ctx context.Context) error {
 	err := s.logout(ctx)
-	s.closing.Do(func() { s.fail(ErrClosed) })
+	s.closing.Do(func() { s.part(ErrClosed, err == nil) })
 	s.wg.Wait()
 	return err
 }
@@ -480,7 +482,7 @@ func (s *Session) Text(ctx context.Context, keys pdu.Pairs) (pdu.Pairs, error) {
 	tag := t.renew()
 	req := pdu.TextRequest{Immediate: true, Final: true, TTT: pdu.ReservedTag}
 	for {
-		h, data, err := s.roundTripOn(ctx, t, tag, out, func(_ *task, tag pdu.TaskTag, cmd, exp pdu.Serial, h *pdu.Header) {
+		h, data, err := s.roundTripOn(ctx, t, tag, true, out, func(_ *task, tag pdu.TaskTag, cmd, exp pdu.Serial, h *pdu.Header) {
 			req.ITT, req.CmdSN, req.ExpStatSN = tag, cmd, exp
 			req.Encode(h)
 		})

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/isergate/isergate/iser/iscsi/pdu"
 	"github.com/isergate/isergate/iser/rdma"
@@ -63,6 +64,7 @@ const (
 	itemDataOut
 	itemControl
 	itemInvalidate
+	itemNudge // an RDMA Write of nothing, which touches nothing
 )
 
 // message is a control PDU that waits, or a Hello, which is a header alone.
@@ -447,6 +449,10 @@ func (m *iserMover) build(it *item) {
 		m.add(rdma.SendWR{ID: it.seq, Op: rdma.OpLocalInvalidate, RKey: it.key}, true)
 		return
 	}
+	if it.op == itemNudge {
+		m.add(rdma.SendWR{ID: it.seq, Op: rdma.OpWrite}, false)
+		return
+	}
 	s := m.slots[it.seq%sendSlots].buf
 	putControl(s)
 	h := (*pdu.Header)(s[iserHeaderLen:])
@@ -640,13 +646,25 @@ func (m *iserMover) reason(err error) error {
 	return err
 }
 
-// nextMessage waits for the next message, before run.
+// nudgeAfter is how long the target may be silent before it is nudged.
+const nudgeAfter = 250 * time.Millisecond
+
+// nextMessage waits for the next message, before run. Linux's soft-iWARP, as the side that accepts, forgets to look at what arrives right behind
+// its answer, until something else arrives: so a silent target is sent RDMA Writes of nothing.
 func (m *iserMover) nextMessage(ctx context.Context) (*rdma.WC, error) {
 	for {
-		n, err := m.cq.Wait(ctx, m.wcs[:1], false)
+		patience, cancel := context.WithTimeout(ctx, nudgeAfter)
+		n, err := m.cq.Wait(patience, m.wcs[:1], false)
+		cancel()
 		switch {
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
+		case errors.Is(err, context.DeadlineExceeded):
+			m.mu.Lock()
+			m.pending = append(m.pending, item{op: itemNudge})
+			m.mu.Unlock()
+			m.flush(true)
+			continue
 		case err != nil:
 			return nil, m.reason(err)
 		case n == 0:

@@ -14,6 +14,9 @@ import (
 // controlSlots is how many tasks besides SCSI commands may be outstanding.
 const controlSlots = 16
 
+// logoutPatience is how long a target may take to end the connection after a logout.
+const logoutPatience = 2 * time.Second
+
 // Session is a logged-in session with one connection. All methods may be called concurrently.
 type Session struct {
 	o     Options
@@ -36,6 +39,10 @@ type Session struct {
 	busy     int             // active SCSI tasks
 	idle     chan struct{}   // closed when leaving and busy is 0; nil otherwise
 	rejected map[pdu.TaskTag]bool
+
+	immediate []pdu.Serial // CmdSN of the immediate PDUs that count against the target's limit, oldest first
+	retiring  bool         // a ping that ends them is under way
+	owed      []pdu.NopIn  // pings that are to be answered when the limit allows it
 
 	seenMax pdu.Serial // the reader's copy of maxCmdSN
 
@@ -169,8 +176,7 @@ func (s *Session) Close() error {
 	s.closing.Do(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), s.o.TaskTimeout)
 		defer cancel()
-		_ = s.logout(ctx) // best effort: the connection may be gone
-		s.fail(ErrClosed)
+		s.part(ErrClosed, s.logout(ctx) == nil) // best effort: the connection may be gone
 	})
 	s.wg.Wait()
 	return nil
@@ -194,6 +200,24 @@ func (s *Session) fail(err error) {
 	s.mover.close()
 }
 
+// part ends the session with err. After a logout over iSER it is the target that ends the connection (RFC 7145, 5.2.1).
+func (s *Session) part(err error, loggedOut bool) {
+	if _, ok := s.mover.(*iserMover); ok && loggedOut {
+		s.mu.Lock()
+		if s.err == nil {
+			s.err = err
+		}
+		s.mu.Unlock()
+		timer := time.NewTimer(logoutPatience)
+		defer timer.Stop()
+		select {
+		case <-s.done:
+		case <-timer.C:
+		}
+	}
+	s.fail(err)
+}
+
 // read runs the datamover, and ends all tasks when it returns: nobody else touches their buffers then.
 func (s *Session) read() {
 	cause := s.mover.run(s)
@@ -208,10 +232,7 @@ func (s *Session) read() {
 	if !errors.Is(lost, ErrConnection) {
 		lost = fmt.Errorf("%w: %w", ErrConnection, cause)
 	}
-	for _, w := range s.waiters {
-		w <- struct{}{}
-	}
-	s.waiters = nil
+	s.wakeLocked()
 	for i := range s.tasks {
 		if t := &s.tasks[i]; t.active {
 			s.finishLocked(t, lost)
@@ -361,6 +382,14 @@ func (s *Session) waitWindowLocked(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+}
+
+// wakeLocked wakes who waits for the window.
+func (s *Session) wakeLocked() {
+	for _, w := range s.waiters {
+		w <- struct{}{}
+	}
+	s.waiters = nil
 }
 
 // acquire takes a slot.

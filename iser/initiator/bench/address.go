@@ -12,15 +12,6 @@ import (
 	"github.com/isergate/isergate/iser/initiator"
 )
 
-// Transport is what carries a session.
-type Transport string
-
-// Transports.
-const (
-	TCP  Transport = "tcp"  // iscsi://
-	ISER Transport = "iser" // iser://
-)
-
 // maxLUN is the largest number of the flat addressing method (SAM-5, 4.7.7.3).
 const maxLUN = 1<<14 - 1
 

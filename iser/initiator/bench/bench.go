@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/isergate/isergate/iser/initiator"
 	"github.com/isergate/isergate/iser/initiator/oracle"
+	"github.com/isergate/isergate/iser/iwarp"
 )
 
 // Pattern is an access pattern.
@@ -126,7 +128,9 @@ type Result struct {
 	// Verification is what Verify found, nil with other patterns.
 	Verification *Verification `json:"verify,omitempty"`
 
-	Histogram *Histogram `json:"-"`
+	// Allocations counts the objects that this process put on the heap.
+	Allocations uint64     `json:"-"`
+	Histogram   *Histogram `json:"-"`
 }
 
 // String returns the result in one line.
@@ -181,7 +185,7 @@ func (o *Options) ensureDefaults() error {
 	return errors.Join(errs...)
 }
 
-// OpenLUN returns an Open for Options: each call logs in to a session of its own.
+// OpenLUN returns an Open for Options: each call logs in to a session of its own. Buffers are memory that the session has registered.
 func OpenLUN(o initiator.Options, lun uint16) func(ctx context.Context) (*Opened, error) {
 	return func(ctx context.Context) (*Opened, error) {
 		s, err := initiator.Dial(ctx, o)
@@ -193,6 +197,55 @@ func OpenLUN(o initiator.Options, lun uint16) func(ctx context.Context) (*Opened
 			s.Close()
 			return nil, err
 		}
-		return &Opened{Unit: l, BlockSize: l.BlockSize, Blocks: l.Blocks, Close: func() { s.Close() }}, nil
+		var mu sync.Mutex
+		var buffers [][]byte // guarded by mu
+		return &Opened{
+			Unit: l, BlockSize: l.BlockSize, Blocks: l.Blocks,
+			Buffer: func(n int) ([]byte, error) {
+				b, err := s.Alloc(n)
+				if err == nil {
+					mu.Lock()
+					buffers = append(buffers, b)
+					mu.Unlock()
+				}
+				return b, err
+			},
+			Close: func() {
+				s.Close()
+				mu.Lock()
+				defer mu.Unlock()
+				for _, b := range buffers {
+					s.Free(b)
+				}
+				buffers = nil
+			},
+		}, nil
 	}
+}
+
+// Transport is what carries a session.
+type Transport string
+
+// Transports.
+const (
+	TCP  Transport = "tcp"
+	ISER Transport = "iser"
+)
+
+// Carry makes o a session over t, with a CRC32C over all that is sent, or without: over TCP by header and data digests, over iSER by
+// the CRC of MPA frames. A target that insists on the opposite refuses the session, or with MPA has its way.
+func Carry(o *initiator.Options, t Transport, crc bool) error {
+	if t == TCP {
+		o.ISER, o.HeaderDigest, o.DataDigest = nil, initiator.DigestNone, initiator.DigestNone
+		if crc {
+			o.HeaderDigest, o.DataDigest = initiator.DigestRequired, initiator.DigestRequired
+		}
+		return nil
+	}
+	p, err := iwarp.New(iwarp.Options{NoCRC: !crc})
+	if err != nil {
+		return err
+	}
+	o.ISER = &initiator.ISER{Provider: p}
+	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime/metrics"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -108,7 +109,7 @@ func (r *run) load(ctx context.Context, units []*Opened, res *Result) error {
 	cancelled := context.AfterFunc(ctx, func() { r.stop.Store(true) })
 	defer cancelled()
 
-	start, cpu := time.Now(), cpuTime()
+	allocated, start, cpu := allocations(), time.Now(), cpuTime()
 	var wg sync.WaitGroup
 	for i := range hists {
 		wg.Go(func() {
@@ -116,7 +117,7 @@ func (r *run) load(ctx context.Context, units []*Opened, res *Result) error {
 		})
 	}
 	wg.Wait()
-	res.Elapsed, res.CPU = time.Since(start), cpuTime()-cpu
+	res.Elapsed, res.CPU, res.Allocations = time.Since(start), cpuTime()-cpu, allocations()-allocated
 	res.Histogram = new(Histogram)
 	for i := range hists {
 		res.Histogram.Merge(&hists[i])
@@ -246,6 +247,13 @@ func (r *run) reports(start time.Time) (stop func()) {
 		close(done)
 		running.Wait()
 	}
+}
+
+// allocations returns the number of objects that this process has put on the heap.
+func allocations() uint64 {
+	sample := [1]metrics.Sample{{Name: "/gc/heap/allocs:objects"}}
+	metrics.Read(sample[:])
+	return sample[0].Value.Uint64()
 }
 
 // cpuTime returns the CPU time of this process.
