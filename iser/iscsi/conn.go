@@ -15,9 +15,6 @@ import (
 // maxImmediate bounds the immediate commands in progress on one connection (ISCSI-42 wants at least two).
 const maxImmediate = 16
 
-// errFormat: the peer sent what RFC 7143, 7.7 calls a format error; all connections of the session end (ISCSI-80).
-var errFormat = errors.New("iscsi: format error")
-
 // conn is one connection, from its first byte to its last.
 type conn struct {
 	srv    *Server
@@ -107,7 +104,7 @@ func (c *conn) ended(err error) {
 	case errors.Is(err, ErrHeaderDigest):
 		c.srv.metrics.digestErrors.WithLabelValues("header").Inc()
 		c.log.Warn("header digest error: connection closed")
-	case errors.Is(err, errFormat) || errors.Is(err, ErrSegment):
+	case errors.Is(err, ErrFormat) || errors.Is(err, ErrSegment):
 		c.log.Warn("protocol violation: session closed", "err", err)
 		c.s.violated()
 	case errors.Is(err, net.ErrClosed) || errors.Is(err, ErrClosed):
@@ -180,6 +177,12 @@ func (c *conn) login() bool {
 		resp.Encode(&final.Header)
 		c.log = c.log.With("initiator", m.initiator, "target", m.target, "tsih", c.s.tsih, "cid", c.cid)
 		if err := c.dm.Enable(&c.params, final); err != nil {
+			if errors.Is(err, ErrResources) {
+				resp, _ = m.fail(pdu.LoginOutOfResources, err.Error())
+				c.respondLogin(&resp, nil)
+				c.s.lose(c)
+				return fail(m.status.String(), "reason", m.reason)
+			}
 			c.s.lose(c)
 			return fail("connection lost", "err", err)
 		}
@@ -238,7 +241,7 @@ func (c *conn) handle(p *PDU) error {
 		return c.command(p)
 	case pdu.OpNopOut, pdu.OpTaskRequest, pdu.OpTextRequest, pdu.OpLogoutRequest:
 		if err := validate(p); err != nil {
-			return errors.Join(errFormat, err)
+			return errors.Join(ErrFormat, err)
 		}
 		if p.Header.Immediate() {
 			c.request(p)
@@ -253,7 +256,7 @@ func (c *conn) handle(p *PDU) error {
 		return nil
 	}
 	if op.FromTarget() {
-		return errors.Join(errFormat, pdu.ErrOpcode)
+		return errors.Join(ErrFormat, pdu.ErrOpcode)
 	}
 	c.reject(p, pdu.RejectNotSupported)
 	return nil
@@ -288,7 +291,7 @@ func (c *conn) command(p *PDU) error {
 	}
 	if err != nil {
 		c.dm.Discard(p.Transfer)
-		return errors.Join(errFormat, err)
+		return errors.Join(ErrFormat, err)
 	}
 	if c.draining.Load() {
 		c.dm.Discard(p.Transfer)
@@ -302,9 +305,9 @@ func (c *conn) command(p *PDU) error {
 		d = c.s.arrive(cmd.CmdSN, arrival{c: c, task: t})
 	}
 	if d == accepted {
-		return nil
+		return nil // and t may be another command by now
 	}
-	c.dm.Discard(p.Transfer)
+	c.s.discard(t)
 	switch d {
 	case inProgress:
 		c.reject(p, pdu.RejectTaskInProgress)
@@ -377,12 +380,9 @@ func (c *conn) nop(p *PDU) {
 
 // sendLimit is the longest data segment of a control PDU that the initiator takes.
 func (c *conn) sendLimit() uint32 {
-	if c.params.RDMAExtensions {
-		return c.params.InitiatorRecvDataSegmentLen
-	}
 	c.textMu.Lock()
 	defer c.textMu.Unlock()
-	return c.params.InitiatorMaxRecvDataSegmentLength
+	return c.params.ControlLimit()
 }
 
 // windowUpdate sends the command window when nothing else carries it (ISCSI-45).

@@ -14,6 +14,10 @@ var (
 	ErrHeaderDigest = errors.New("iscsi: header digest error")
 	// ErrSegment: a data segment is longer than what was declared as MaxRecvDataSegmentLength.
 	ErrSegment = errors.New("iscsi: data segment is too long")
+	// ErrFormat: the peer sent what RFC 7143, 7.7 calls a format error, or RFC 7145 one of iSER. The session ends.
+	ErrFormat = errors.New("iscsi: format error")
+	// ErrResources: there is no memory for full feature phase. Login status 0302.
+	ErrResources = errors.New("iscsi: out of resources")
 	// ErrClosed: the connection is closed.
 	ErrClosed = errors.New("iscsi: connection is closed")
 	// ErrAborted: the task was aborted while its data moved.
@@ -54,10 +58,27 @@ type Numbers interface {
 
 // Traits are what a Datamover cannot negotiate about.
 type Traits struct {
-	Transport string // "tcp" or "iser": the label of metrics and session lists
+	// Transport is "tcp", or "iser" for a connection whose login already runs in messages of an RDMA transport: it can
+	// run RDMAExtensions=Yes only. The label of metrics and session lists is "iser" for sessions with RDMAExtensions.
+	Transport string
 	// RDMA: the connection can run RDMAExtensions=Yes. Digests are then None.
 	RDMA bool
+	// RDMARequired: a normal session without RDMAExtensions=Yes is refused, although the connection could carry it.
+	RDMARequired bool
 }
+
+// message reports whether login runs in messages: there is no other mode to fall back to (RFC 7145, 5.1).
+func (t Traits) message() bool { return t.Transport == transportISER }
+
+// joins reports whether a connection can be one of a session with p (ISER-5, ISCSI-91).
+func (t Traits) joins(p *Parameters) bool {
+	if p.RDMAExtensions {
+		return t.RDMA
+	}
+	return !t.message()
+}
+
+const transportISER = "iser"
 
 // Datamover carries one connection, in the division of RFC 5047: control PDUs, and the payload
 // of tasks. Receive is called by one goroutine; all other methods may be called concurrently.
@@ -84,14 +105,15 @@ type Datamover interface {
 	SendControl(p *PDU) error
 
 	// Enable sends the final Login Response and puts the connection into full feature phase with
-	// these parameters (Enable_Datamover). The two are one step: no byte of the peer is read in between.
+	// these parameters (Enable_Datamover). The two are one step: no byte of the peer is read in between. What full feature phase
+	// needs is allocated first: an error that is ErrResources means that nothing was sent.
 	Enable(p *Parameters, final *PDU) error
 
 	// NoticeKeyValues tells of parameters that changed in full feature phase (Notice_Key_Values).
 	NoticeKeyValues(p *Parameters)
 
 	// PutData sends from to the task's data-in at offset off (Put_Data). The caller clipped it at
-	// Task.InLength. The slices may be reused when it returns.
+	// Task.InLength. The slices may be reused when it returns; if Task.Held is set, when Release has returned.
 	PutData(ctx context.Context, t *Task, from [][]byte, off int64) error
 
 	// GetData fills into with the task's data-out from offset off (Get_Data), by what was sent unsolicited and by

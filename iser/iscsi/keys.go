@@ -32,13 +32,40 @@ type Parameters struct {
 	ProtocolLevel       uint8 // iSCSIProtocolLevel
 
 	// The keys of RFC 7145, section 6. They mean something if RDMAExtensions is true.
-	RDMAExtensions                bool
-	TargetRecvDataSegmentLength   uint32
-	InitiatorRecvDataSegmentLen   uint32 // InitiatorRecvDataSegmentLength
-	MaxOutstandingUnexpectedPDUs  uint32 // what the initiator declared; 0 is no limit
-	HelloRequired                 bool
-	TaggedBufferForSolicitedOnly  bool
+	RDMAExtensions              bool
+	TargetRecvDataSegmentLength uint32
+	InitiatorRecvDataSegmentLen uint32 // InitiatorRecvDataSegmentLength
+	// MaxOutstandingUnexpectedPDUs is what the initiator declared, 0 for no limit.
+	MaxOutstandingUnexpectedPDUs uint32
+	UnexpectedPDUsDeclared       bool // it sent MaxOutstandingUnexpectedPDUs
+	HelloRequired                bool // iSERHelloRequired
+	TaggedBufferForSolicitedOnly bool // TaggedBufferForSolicitedDataOnly
+	TaggedBufferDeclared         bool // it sent TaggedBufferForSolicitedDataOnly
+
+	// CommandWindow is how many commands the initiator may have in progress. The server sets it before Enable.
+	CommandWindow int
+
+	message                       bool // Traits.message of the connection
 	initiatorAlias, initiatorArch string
+}
+
+// Lengths of data segments over iSER.
+const (
+	// recvISER is offered as TargetRecvDataSegmentLength: immediate data of a write (ISER-R13).
+	recvISER = 8192
+	// sendISER is what known initiators can receive in full feature phase, whatever they declare (ISER-R2).
+	sendISER = 128
+)
+
+// ControlLimit is the longest data segment of a control PDU that the initiator can receive, in bytes.
+func (p *Parameters) ControlLimit() uint32 {
+	switch {
+	case p.RDMAExtensions:
+		return min(p.InitiatorRecvDataSegmentLen, sendISER)
+	case p.message: // a discovery session: its only buffer is that of login
+		return min(p.InitiatorMaxRecvDataSegmentLength, loginSegment)
+	}
+	return p.InitiatorMaxRecvDataSegmentLength
 }
 
 // defaults are the values of RFC 7143 and RFC 7145 that hold if nothing is negotiated.
@@ -73,6 +100,9 @@ type offer struct {
 	protocolLevel uint8
 	noDigests     bool
 	rdma          bool
+	message       bool // login runs in messages: RDMAExtensions, or a discovery session
+	unsolicited   bool // unsolicited Data-Out over iSER
+	required      bool // a normal session without RDMAExtensions is refused
 }
 
 // A keyRule evaluates one key that the initiator sent: it changes p and returns the answer, "" for none.
@@ -131,12 +161,12 @@ func choose(list string, supported ...string) string {
 func digest(set func(p *Parameters, on bool)) func(*negotiation, string) string {
 	return func(n *negotiation, value string) string {
 		var answer string
-		if n.offer.noDigests || n.p.RDMAExtensions {
+		switch {
+		case n.p.RDMAExtensions || n.offer.message:
+			answer = "None" // whatever was offered (ISER-6)
+		case n.offer.noDigests:
 			answer = choose(value, "None")
-			if answer == pdu.ValueReject && n.p.RDMAExtensions {
-				answer = "None"
-			}
-		} else {
+		default:
 			answer = choose(value, "CRC32C", "None")
 		}
 		set(&n.p, answer == "CRC32C")
@@ -159,8 +189,9 @@ var keyRules = map[string]keyRule{
 		return itoa(n.p.MaxConnections)
 	})},
 	"InitialR2T": {login: true, leading: true, normalOnly: true, apply: boolean(func(n *negotiation, v bool) string {
-		n.p.InitialR2T = v
-		return pdu.FormatBool(v)
+		// OR. Over iSER small writes are immediate data, and large ones one RDMA Read (ISER-R13).
+		n.p.InitialR2T = v || n.p.RDMAExtensions && !n.offer.unsolicited
+		return pdu.FormatBool(n.p.InitialR2T)
 	})},
 	"ImmediateData": {login: true, leading: true, normalOnly: true, apply: boolean(func(n *negotiation, v bool) string {
 		n.p.ImmediateData = v
@@ -231,7 +262,7 @@ var keyRules = map[string]keyRule{
 		return pdu.FormatBool(n.p.RDMAExtensions)
 	})},
 	"TargetRecvDataSegmentLength": {login: true, normalOnly: true, apply: rdmaOnly(number(512, maxLength, func(n *negotiation, v uint64) string {
-		n.p.TargetRecvDataSegmentLength = min(uint32(v), n.offer.maxRecv)
+		n.p.TargetRecvDataSegmentLength = min(uint32(v), recvISER)
 		return itoa(n.p.TargetRecvDataSegmentLength)
 	}))},
 	"InitiatorRecvDataSegmentLength": {login: true, normalOnly: true, apply: rdmaOnly(number(512, maxLength, func(n *negotiation, v uint64) string {
@@ -239,14 +270,20 @@ var keyRules = map[string]keyRule{
 		return itoa(uint32(v))
 	}))},
 	"MaxOutstandingUnexpectedPDUs": {login: true, leading: true, normalOnly: true, apply: rdmaOnly(number(0, 1<<32-1, func(n *negotiation, v uint64) string {
-		n.p.MaxOutstandingUnexpectedPDUs = uint32(v)
+		if v == 1 {
+			return pdu.ValueReject
+		}
+		n.p.MaxOutstandingUnexpectedPDUs, n.p.UnexpectedPDUsDeclared = uint32(v), true
 		return ""
 	}))},
 	"MaxAHSLength": {login: true, leading: true, normalOnly: true, apply: rdmaOnly(number(0, 1<<32-1, func(n *negotiation, v uint64) string {
-		return ""
+		if v == 1 {
+			return pdu.ValueReject
+		}
+		return "" // no PDU of a target has additional header segments
 	}))},
 	"TaggedBufferForSolicitedDataOnly": {login: true, leading: true, normalOnly: true, apply: rdmaOnly(boolean(func(n *negotiation, v bool) string {
-		n.p.TaggedBufferForSolicitedOnly = v
+		n.p.TaggedBufferForSolicitedOnly, n.p.TaggedBufferDeclared = v, true
 		return ""
 	}))},
 	"iSERHelloRequired": {login: true, leading: true, normalOnly: true, apply: rdmaOnly(boolean(func(n *negotiation, v bool) string {
@@ -344,6 +381,7 @@ func (p *Parameters) session(from *Parameters) {
 	s.InitiatorMaxRecvDataSegmentLength = p.InitiatorMaxRecvDataSegmentLength
 	s.TargetRecvDataSegmentLength = p.TargetRecvDataSegmentLength
 	s.InitiatorRecvDataSegmentLen = p.InitiatorRecvDataSegmentLen
+	s.message = p.message
 	*p = s
 }
 
@@ -366,6 +404,10 @@ func (p *Parameters) Keys() map[string]string {
 		"MaxOutstandingR2T": itoa(p.MaxOutstandingR2T), "ErrorRecoveryLevel": itoa(p.ErrorRecoveryLevel),
 		"DataPDUInOrder": pdu.FormatBool(p.DataPDUInOrder), "DataSequenceInOrder": pdu.FormatBool(p.DataSequenceInOrder),
 		"iSCSIProtocolLevel": itoa(p.ProtocolLevel), "RDMAExtensions": pdu.FormatBool(p.RDMAExtensions),
+	}
+	if p.RDMAExtensions {
+		m["TargetRecvDataSegmentLength"] = itoa(p.TargetRecvDataSegmentLength)
+		m["InitiatorRecvDataSegmentLength"] = itoa(p.InitiatorRecvDataSegmentLen)
 	}
 	if p.initiatorAlias != "" {
 		m["InitiatorAlias"] = strings.ToValidUTF8(p.initiatorAlias, "?")

@@ -60,6 +60,7 @@ func newLogin(ctx context.Context, cfg loginConfig) *loginMachine {
 	m.text.Limit = maxLoginText
 	m.n.offer = cfg.offer
 	m.n.p = defaults()
+	m.n.p.message = cfg.offer.message
 	return m
 }
 
@@ -190,7 +191,7 @@ func (m *loginMachine) exchange(in pdu.Pairs) (out pdu.Pairs, status pdu.LoginSt
 		return nil, pdu.LoginInitiatorError, "a key is not allowed here"
 	}
 	out = append(out, answers...)
-	if m.stage == pdu.StageOperational && !m.n.declared && !m.n.p.RDMAExtensions {
+	if m.stage == pdu.StageOperational && !m.n.declared && !m.n.p.RDMAExtensions && !m.cfg.offer.message {
 		m.n.declared = true
 		m.n.p.MaxRecvDataSegmentLength = m.cfg.offer.maxRecv
 		out.Add("MaxRecvDataSegmentLength", itoa(m.cfg.offer.maxRecv))
@@ -244,6 +245,7 @@ func (m *loginMachine) identify(in pdu.Pairs) (pdu.LoginStatus, string) {
 			return pdu.LoginNoSession, "no session has this TSIH"
 		}
 		m.joins = s
+		m.n.p.RDMAExtensions = s.params.RDMAExtensions // inherited, not negotiated again (ISER-5)
 	}
 
 	var err error
@@ -355,6 +357,13 @@ func (m *loginMachine) respond(req *pdu.LoginRequest, text []byte, leave bool) (
 		if req.NSG == pdu.StageFullFeature {
 			if !m.n.finish() {
 				return m.fail(pdu.LoginInitiatorError, "FirstBurstLength exceeds MaxBurstLength")
+			}
+			if m.cfg.offer.message && !m.discovery && !m.n.p.RDMAExtensions {
+				// There is no byte stream to go on with (RFC 7145, 5.1).
+				return m.fail(pdu.LoginInitiatorError, "RDMAExtensions was not negotiated over an RDMA transport")
+			}
+			if m.cfg.offer.required && !m.discovery && !m.n.p.RDMAExtensions {
+				return m.fail(pdu.LoginInitiatorError, "this portal serves iSER only, and the initiator did not negotiate RDMAExtensions=Yes: let it log in over iSER")
 			}
 			if m.joins != nil {
 				m.n.p.session(&m.joins.params)

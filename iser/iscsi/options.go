@@ -30,6 +30,8 @@ type Options struct {
 	// Time2Retain is how long a session outlives its last connection. Default 0: its end is the end of the session.
 	Time2Retain time.Duration
 	NoDigests   bool // offer HeaderDigest and DataDigest None only
+	// UnsolicitedData lets initiators send unsolicited Data-Out over iSER. Default: InitialR2T=Yes, what is not immediate is fetched.
+	UnsolicitedData bool
 
 	// Algorithms are the CHAP algorithms that are accepted. Default: SHA-256 and MD5; the initiator's order decides.
 	Algorithms []CHAPAlgorithm

@@ -194,7 +194,7 @@ func (s *Server) offer(t Traits) offer {
 	return offer{
 		maxRecv: uint32(o.MaxRecvDataSegmentLength), maxConns: uint16(o.MaxConnections), maxBurst: uint32(o.MaxBurstLength),
 		firstBurst: uint32(o.FirstBurstLength), maxR2T: uint16(o.MaxOutstandingR2T), time2Retain: uint16(o.Time2Retain / time.Second),
-		protocolLevel: 2, noDigests: o.NoDigests, rdma: t.RDMA,
+		protocolLevel: 2, noDigests: o.NoDigests, rdma: t.RDMA, message: t.message(), required: t.RDMARequired, unsolicited: o.UnsolicitedData,
 	}
 }
 
@@ -224,6 +224,9 @@ func (s *Server) attach(ctx context.Context, c *conn, m *loginMachine) (pdu.Logi
 		started: time.Now(), conns: map[uint16]*conn{c.cid: c}, tasks: make(map[pdu.TaskTag]*Task),
 		dying: make(chan struct{}), done: make(chan struct{}), running: 1,
 	}
+	if ses.params.RDMAExtensions {
+		ses.traits.Transport = transportISER
+	}
 	c.s = ses
 	if ses.key.discovery && ses.key.target == "" {
 		ses.key.portal = c.portal.address
@@ -247,6 +250,7 @@ func (s *Server) attach(ctx context.Context, c *conn, m *loginMachine) (pdu.Logi
 		s.mu.Unlock()
 		return pdu.LoginOutOfResources, "no memory for unsolicited data"
 	}
+	c.params.CommandWindow = ses.depth
 	for s.lastTSIH++; s.lastTSIH == 0 || s.tsihs[s.lastTSIH] != nil; {
 		s.lastTSIH++
 	}
@@ -309,7 +313,7 @@ func (s *Server) windowLocked(ses *session) bool {
 		return true
 	}
 	first := int64(ses.params.Unsolicited())
-	if first == 0 {
+	if first == 0 || ses.params.RDMAExtensions { // then it stays in the receives of the Datamover, which provides for the window
 		return true
 	}
 	// Immediate commands are outside of the window, and each connection may hold one command more that is about to be dropped.
@@ -327,7 +331,8 @@ func (s *Server) windowLocked(ses *session) bool {
 // join adds a connection to a session, in the place of an old one if it has the same CID.
 func (s *Server) join(ctx context.Context, c *conn, ses *session) (pdu.LoginStatus, string) {
 	c.s = ses
-	if c.dm.Traits() != ses.traits {
+	c.params.CommandWindow = ses.depth
+	if !c.dm.Traits().joins(&ses.params) {
 		return pdu.LoginCannotInclude, "another transport than the session's" // ISCSI-91
 	}
 	for {
@@ -586,6 +591,7 @@ func (s *Server) Close() error {
 		<-c.stopped
 	}
 	s.cancel()
+	s.workers.close()
 	return nil
 }
 
