@@ -32,6 +32,7 @@ type rig struct {
 	addr    string
 	medium  *scsitest.Medium
 	units   *scsi.Inventory
+	access  iscsi.LogicalUnits // what initiators get; nil: units
 	chap    *iscsi.CHAP
 	hidden  map[string]bool // targets that the initiator may not see
 	checked bool
@@ -45,6 +46,9 @@ func (r *rig) Authorize(_ context.Context, initiator, target string) (iscsi.Acce
 		return iscsi.Access{}, iscsi.ErrNotFound
 	case r.hidden[target]:
 		return iscsi.Access{}, iscsi.ErrForbidden
+	}
+	if r.access != nil {
+		return iscsi.Access{Units: r.access, CHAP: r.chap}, nil
 	}
 	return iscsi.Access{Units: r.units, CHAP: r.chap}, nil
 }
