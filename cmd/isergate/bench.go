@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net/url"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -22,8 +24,12 @@ import (
 // benchInitiator is the name that bench logs in with.
 const benchInitiator = "iqn.2026-11.io.isergate:bench"
 
-const benchHelp = `Put load on a logical unit of any iSCSI or iSER target and measure it. The addresses are those of
-libiscsi and QEMU; iser:// is iSER over a software RNIC (iWARP on an ordinary TCP connection).
+const benchHelp = `Put load on a logical unit of any iSCSI or iSER target and measure it. URL is one of
+  iscsi://[USER:SECRET@]HOST[:PORT]/TARGET[/LUN][?OPTION=VALUE&...]   iSCSI over TCP
+  iser://[USER:SECRET@]HOST[:PORT]/TARGET[/LUN][?OPTION=VALUE&...]    iSER over a software RNIC (iWARP on TCP)
+with port 3260 and LUN 0 unless they are given. Options of both are initial-r2t and immediate-data (yes or no), first-burst
+and max-burst (bytes); of iscsi digests (none, prefer, required); of iser crc (on, off), mpa (1, 2), peer-to-peer and
+hello (yes, no), login (message, stream) and delay (such as 500ms, before the first message).
 
 --rw is one of
   read, write          one sequential stream, shared by all that is in flight
@@ -36,8 +42,8 @@ libiscsi and QEMU; iser:// is iSER over a software RNIC (iWARP on an ordinary TC
 
 A unit that has a partition table, a file system or something like it is not written to without --force.
 
-CHAP is as with libiscsi: in the address, or in the environment variables LIBISCSI_CHAP_USERNAME,
-LIBISCSI_CHAP_PASSWORD and, for the target's own proof, LIBISCSI_CHAP_TARGET_USERNAME,
+CHAP credentials are in the URL, where other users of the machine may see them, or in environment variables, those of
+libiscsi: LIBISCSI_CHAP_USERNAME, LIBISCSI_CHAP_PASSWORD and, for the target to prove itself, LIBISCSI_CHAP_TARGET_USERNAME,
 LIBISCSI_CHAP_TARGET_PASSWORD.
 
 Exit code 0: no operation failed. 1: one did, a block is lost or wrong, or the run was interrupted. 2: the
@@ -45,7 +51,7 @@ command line is wrong. The result is printed in each case but the last.
 
 With --output json the result is one object. Times are nanoseconds, sizes bytes, MB 10^6 bytes; fields may be
 added, but none goes or changes:
-  url, transport (tcp or iser), crc (true or false), rw, block_size, depth, sessions, offset, size, seed
+  url, transport (tcp or iser), crc (true if CRCs were asked for), rw, block_size, depth, sessions, offset, size, seed
   operations, bytes, flushes, errors, first_error (only if there was one)
   elapsed_ns, iops, mb_per_s, latency {min_ns, mean_ns, p50_ns, p90_ns, p99_ns, p999_ns, max_ns}
   cpu_ns, cpu_ns_per_op: of this process, user and system
@@ -88,7 +94,7 @@ func (c *cli) bench() *cobra.Command {
 	flags.Uint64Var(&f.seed, "seed", 0, "seed of places and data (default: a random one, which is printed)")
 	flags.BoolVar(&f.fua, "fua", false, "writes with FUA: they end at the volume's flush level")
 	flags.BoolVar(&f.force, "force", false, "write even over a partition table or a file system")
-	flags.StringVar(&f.crc, "crc", "", "on or off: CRC32C of all that is sent; header and data digests with iscsi (default off), MPA CRC with iser (default on)")
+	flags.StringVar(&f.crc, "crc", "", "on or off: CRC32C of all that is sent; header and data digests with iscsi (default off), MPA CRC with iser (default on; a target that asks for it gets it)")
 	flags.StringVar(&f.initiator, "initiator", benchInitiator, "initiator name to log in with")
 	for name, words := range map[string][]string{"rw": patterns, "crc": {"on", "off"}} {
 		if err := cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)); err != nil {
@@ -122,57 +128,70 @@ type benchResult struct {
 }
 
 func (c *cli) runBench(ctx context.Context, address string, f benchFlags) error {
-	a, err := bench.ParseAddress(address)
+	o, lun, crc, err := benchTarget(address, f)
 	if err != nil {
 		return api.Errorf(api.CodeInvalid, "%w", err)
 	}
-	if a.Transport != bench.TCP {
-		return api.Errorf(api.CodeInvalid, "%s: this version speaks iscsi:// only", a)
-	}
-	o := initiator.Options{Portal: a.Portal, TargetName: a.Target, InitiatorName: f.initiator, QueueDepth: f.depth, CHAP: benchCHAP(a)}
-	switch f.crc {
-	case "on":
-		o.HeaderDigest, o.DataDigest = initiator.DigestRequired, initiator.DigestRequired
-	case "", "off":
-	default:
-		return api.Errorf(api.CodeInvalid, "--crc %s: use on or off", f.crc)
-	}
-	checked := o // not with the defaults of one session: each has an ISID of its own
-	checked.EnsureDefaults()
-	if err := checked.Validate(); err != nil {
-		return api.Errorf(api.CodeInvalid, "%w", err)
-	}
-	if f.offset.Size < 0 || f.extent.Size < 0 {
-		return api.Errorf(api.CodeInvalid, "--offset and --size are not negative")
+	result := benchResult{URL: fmt.Sprintf("iscsi://%s/%s/%d", o.Portal, o.TargetName, lun), Transport: string(bench.TCP), CRC: crc}
+	if o.ISER != nil {
+		result.URL, result.Transport = fmt.Sprintf("iser://%s/%s/%d", o.Portal, o.TargetName, lun), string(bench.ISER)
 	}
 	line := progressLine(c.stderr)
-	r, err := bench.Run(ctx, bench.Options{
+	result.Result, err = bench.Run(ctx, bench.Options{
 		Pattern: bench.Pattern(f.rw), BlockSize: int(f.block), Depth: f.depth, Sessions: f.sessions, Duration: f.length,
 		Offset: uint64(f.offset.Size), Size: uint64(f.extent.Size), FUA: f.fua, Seed: f.seed, Force: f.force,
-		Open: bench.OpenLUN(o, a.LUN), Progress: line.show,
+		Open: bench.OpenLUN(o, lun), Progress: line.show,
 	})
 	line.clear()
 	if err != nil {
-		return benchError(a, f, err)
+		return benchError(result.URL, lun, f, err)
 	}
-	result := benchResult{a.String(), string(a.Transport), f.crc == "on", r}
 	if err := c.print(result, func(w io.Writer) { printBench(w, result) }); err != nil {
 		return err
 	}
-	return verdict(ctx, r)
+	return verdict(ctx, result.Result)
 }
 
-// benchCHAP returns the credentials of the address and the environment, nil if there are none.
-func benchCHAP(a bench.Address) *initiator.CHAP {
+// benchTarget returns what to log in to, its unit, and whether CRCs are asked for.
+func benchTarget(address string, f benchFlags) (o initiator.Options, lun uint16, crc bool, err error) {
+	isISER := strings.HasPrefix(address, "iser:")
+	switch f.crc {
+	case "":
+	case "on", "off":
+		option := "crc=" + f.crc
+		if !isISER {
+			option = map[string]string{"on": "digests=required", "off": "digests=none"}[f.crc]
+		}
+		separator := "?"
+		if strings.Contains(address, "?") {
+			separator = "&"
+		}
+		address += separator + option
+	default:
+		return o, 0, false, fmt.Errorf("--crc %s: use on or off", f.crc)
+	}
+	if o, lun, err = initiator.ParseURL(address); err != nil {
+		return o, 0, false, fmt.Errorf("%w: use iscsi://HOST:PORT/TARGET/LUN or iser://HOST:PORT/TARGET/LUN", err)
+	}
+	crc = o.DataDigest != initiator.DigestNone
+	if isISER {
+		u, err := url.Parse(address)
+		crc = err == nil && u.Query().Get("crc") != "off"
+	}
+	o.InitiatorName, o.QueueDepth, o.CHAP = f.initiator, f.depth, benchCHAP(o.CHAP)
+	checked := o // not with the defaults of one session: each has an ISID of its own
+	checked.EnsureDefaults()
+	return o, lun, crc, checked.Validate()
+}
+
+// benchCHAP returns the credentials of the URL and the environment, nil if there are none.
+func benchCHAP(given *initiator.CHAP) *initiator.CHAP {
 	chap := &initiator.CHAP{
 		User: os.Getenv("LIBISCSI_CHAP_USERNAME"), Secret: os.Getenv("LIBISCSI_CHAP_PASSWORD"),
 		TargetUser: os.Getenv("LIBISCSI_CHAP_TARGET_USERNAME"), TargetSecret: os.Getenv("LIBISCSI_CHAP_TARGET_PASSWORD"),
 	}
-	if a.User != "" {
-		chap.User = a.User
-	}
-	if a.Secret != "" {
-		chap.Secret = a.Secret
+	if given != nil {
+		chap.User, chap.Secret = given.User, given.Secret
 	}
 	if chap.User == "" && chap.Secret == "" {
 		return nil
@@ -191,29 +210,29 @@ const (
 const noUnit = 0x25
 
 // benchError says what to do about an error of a run that measured nothing.
-func benchError(a bench.Address, f benchFlags, err error) error {
+func benchError(address string, lun uint16, f benchFlags, err error) error {
 	if errors.Is(err, bench.ErrOptions) {
 		return api.Errorf(api.CodeInvalid, "%w", err)
 	}
 	if errors.Is(err, bench.ErrInUse) {
-		return fmt.Errorf("%s: %w: --force writes over it", a, err)
+		return fmt.Errorf("%s: %w: --force writes over it", address, err)
 	}
 	var refused *initiator.LoginError
 	if errors.As(err, &refused) {
 		switch uint16(refused.Status) {
 		case loginNotAuthenticated:
-			return fmt.Errorf("%s: %w: the target asks for CHAP credentials, or they are not the right ones", a, err)
+			return fmt.Errorf("%s: %w: the target asks for CHAP credentials, or they are not the right ones", address, err)
 		case loginForbidden:
-			return fmt.Errorf(`%s: %w: initiator %s may not log in: see "isergate acl add", or use --initiator`, a, err, f.initiator)
+			return fmt.Errorf(`%s: %w: initiator %s may not log in: see "isergate acl add", or use --initiator`, address, err, f.initiator)
 		case loginNotFound:
-			return fmt.Errorf(`%s: %w: see "isergate target list" and "isergate acl list"`, a, err)
+			return fmt.Errorf(`%s: %w: see "isergate target list" and "isergate acl list"`, address, err)
 		}
 	}
 	var status *initiator.StatusError
 	if errors.As(err, &status) && status.Sense.Is(initiator.KeyIllegalRequest, noUnit, 0) {
-		return fmt.Errorf(`%s: %w: the target has no LUN %d: see "isergate target list"`, a, err, a.LUN)
+		return fmt.Errorf(`%s: %w: the target has no LUN %d: see "isergate target list"`, address, err, lun)
 	}
-	return fmt.Errorf("%s: %w", a, err)
+	return fmt.Errorf("%s: %w", address, err)
 }
 
 // verdict is the error of a run whose result was printed.

@@ -13,16 +13,19 @@ import (
 )
 
 func TestBenchUsage(t *testing.T) {
-	const lun = "iscsi://127.0.0.1:1/iqn.x/0"
+	const lun, secret = "iscsi://127.0.0.1:1/iqn.x/0", "untold-secret"
 	for _, c := range []struct {
 		args []string
 		code int
 		text string
 	}{
 		{nil, exitUsage, "accepts 1 arg"},
-		{[]string{"nonsense"}, exitUsage, "iscsi://HOST:PORT/IQN/LUN"},
-		{[]string{"http://127.0.0.1/iqn.x/0"}, exitUsage, "iscsi://HOST:PORT/IQN/LUN"},
-		{[]string{"iscsi://127.0.0.1:1/iqn.x"}, exitUsage, "no LUN"},
+		{[]string{"nonsense"}, exitUsage, "use iscsi://HOST:PORT/TARGET/LUN or iser://"},
+		{[]string{"http://127.0.0.1/iqn.x/0"}, exitUsage, "use iscsi://HOST:PORT/TARGET/LUN or iser://"},
+		{[]string{"iscsi://127.0.0.1:1"}, exitUsage, "no target name"},
+		{[]string{"iscsi://127.0.0.1:1/iqn.x/y"}, exitUsage, "no logical unit number"},
+		{[]string{lun + "?colour=blue"}, exitUsage, "colour"},
+		{[]string{lun + "?digests=none", "--crc", "on"}, exitUsage, "twice"},
 		{[]string{lun, "--rw", "backwards"}, exitUsage, "use one of"},
 		{[]string{lun, "--bs", "3"}, exitUsage, "block size"},
 		{[]string{lun, "--bs", "some"}, exitUsage, "no size"},
@@ -35,12 +38,16 @@ func TestBenchUsage(t *testing.T) {
 		{[]string{lun, "--crc", "maybe"}, exitUsage, "on or off"},
 		{[]string{lun, "--output", "xml"}, exitUsage, "table or json"},
 		{[]string{lun, "--initiator", ""}, exitUsage, "initiator name"},
-		{[]string{"iscsi://user@127.0.0.1:1/iqn.x/0"}, exitUsage, "CHAP needs a user and a secret"},
+		{[]string{"iscsi://user@127.0.0.1:1/iqn.x/0"}, exitUsage, "a user without a secret"},
+		{[]string{"iscsi://user:" + secret + "@127.0.0.1:1"}, exitUsage, "no target name"},
+		{[]string{"iscsi://user:" + secret + "@127.0.0.1:x/iqn.x/0"}, exitUsage, "port"},
+		{[]string{"iscsi://user:" + secret + "@127.0.0.1:1/iqn.x/0"}, exitFailed, "connection refused"},
+		{[]string{"iser://user:" + secret + "@127.0.0.1:1/iqn.x/0"}, exitFailed, "connection refused"},
 		{[]string{lun}, exitFailed, "connection refused"},
 	} {
 		r := execute(t, []string{"LIBISCSI_CHAP_USERNAME=", "LIBISCSI_CHAP_PASSWORD="}, binary, append([]string{"bench"}, c.args...)...)
-		if r.code != c.code || !strings.Contains(r.stderr, c.text) || strings.Count(r.stderr, "\n") != 1 || r.stdout != "" {
-			t.Errorf("%q: exit %d, want %d with one line that holds %q:\n%s", c.args, r.code, c.code, c.text, r.stderr)
+		if r.code != c.code || !strings.Contains(r.stderr, c.text) || strings.Count(r.stderr, "\n") != 1 || r.stdout != "" || strings.Contains(r.stderr, secret) {
+			t.Errorf("%q: exit %d, want %d with one line that holds %q, and no secret:\n%s", c.args, r.code, c.code, c.text, r.stderr)
 		}
 	}
 	help := execute(t, nil, binary, "bench", "--help")
@@ -107,13 +114,17 @@ func TestBench(t *testing.T) {
 	g := newGateway(t, "--open").start()
 	g.run("volume", "create", "v", "--size", "64MiB", "--target", target)
 	g.run("volume", "create", "w", "--size", "64MiB", "--block-size", "4096", "--target", target)
-	for i, p := range bench.Patterns {
-		r := benchJSON(t, nil, exitOK, g.url(target, i%2), "--rw", string(p), "--bs", "16KiB", "--depth", "4", "--sessions", "2", "--size", "8MiB", "--offset", "1MiB", "--seed", "7", "--crc", []string{"on", "off"}[i/2%2])
+	for i := range 2 * len(bench.Patterns) {
+		p, url := bench.Patterns[i/2], g.url(target, i/2%2)
+		if i%2 == 1 {
+			url = "iser" + strings.TrimPrefix(url, "iscsi")
+		}
+		r := benchJSON(t, nil, exitOK, url, "--rw", string(p), "--bs", "16KiB", "--depth", "4", "--sessions", "2", "--size", "8MiB", "--offset", "1MiB", "--seed", "7", "--crc", []string{"on", "off"}[i/4%2])
 		if r.Pattern != p || r.BlockSize != 16<<10 || r.Depth != 4 || r.Sessions != 2 || r.Size != 8<<20 || r.Offset != 1<<20 || r.Seed != 7 || r.Operations == 0 || r.Errors != 0 || r.Latency.Max == 0 {
-			t.Errorf("%s: %+v", p, r)
+			t.Errorf("%s, %s: %+v", url, p, r)
 		}
 		if v := r.Verification; (v != nil) != (p == bench.Verify) || v != nil && (v.Violations > 0 || !v.Complete || v.Reads == 0) {
-			t.Errorf("%s: %+v", p, v)
+			t.Errorf("%s, %s: %+v", url, p, v)
 		}
 	}
 	r := execute(t, nil, binary, "bench", g.url(target, 0), "--rw", "verify", "--size", "4MiB", "--time", "100ms")
@@ -187,8 +198,12 @@ func TestBenchCHAP(t *testing.T) {
 func TestBenchLosesTheTarget(t *testing.T) {
 	g := newGateway(t, "--open").start()
 	g.run("volume", "create", "v", "--size", "64MiB", "--target", target)
-	for _, rw := range []string{"randread", "verify"} {
-		cmd := exec.CommandContext(t.Context(), binary, "bench", g.url(target, 0), "--rw", rw, "--time", "10m", "--output", "json")
+	for i, rw := range []string{"randread", "verify", "randread", "verify"} {
+		url := g.url(target, 0)
+		if i > 1 {
+			url = "iser" + strings.TrimPrefix(url, "iscsi")
+		}
+		cmd := exec.CommandContext(t.Context(), binary, "bench", url, "--rw", rw, "--time", "10m", "--output", "json")
 		var stdout, stderr strings.Builder
 		cmd.Stdout, cmd.Stderr = &stdout, &stderr
 		if err := cmd.Start(); err != nil {
@@ -201,13 +216,13 @@ func TestBenchLosesTheTarget(t *testing.T) {
 		if err := json.Unmarshal([]byte(stdout.String()), &r); err != nil {
 			// The unit may not have been open yet.
 			if !strings.Contains(stderr.String(), "connection lost") {
-				t.Errorf("--rw %s: %v in %q, %s", rw, err, stdout.String(), stderr.String())
+				t.Errorf("%s --rw %s: %v in %q, %s", url, rw, err, stdout.String(), stderr.String())
 			}
 		} else if r.Errors == 0 || r.FirstError == "" || !strings.Contains(stderr.String(), "failed") {
-			t.Errorf("--rw %s: %+v, %s", rw, r, stderr.String())
+			t.Errorf("%s --rw %s: %+v, %s", url, rw, r, stderr.String())
 		}
 		if cmd.ProcessState.ExitCode() != exitFailed {
-			t.Errorf("--rw %s: exit %d", rw, cmd.ProcessState.ExitCode())
+			t.Errorf("%s --rw %s: exit %d", url, rw, cmd.ProcessState.ExitCode())
 		}
 		g.start()
 	}

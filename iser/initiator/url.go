@@ -1,6 +1,7 @@
 package initiator
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/url"
@@ -20,12 +21,16 @@ import (
 // Both know initial-r2t, immediate-data (yes or no), first-burst and max-burst (bytes); iscsi knows digests (none, prefer or required); iser knows
 // crc (on or off), mpa (revision 1 or 2), peer-to-peer, hello (yes or no), login (message or stream) and delay (a duration, before the first message).
 func ParseURL(s string) (o Options, lun uint16, err error) {
-	bad := func(format string, args ...any) (Options, uint16, error) {
-		return Options{}, 0, fmt.Errorf("initiator: URL %q: %s", s, fmt.Sprintf(format, args...))
-	}
 	u, err := url.Parse(s)
 	if err != nil {
-		return Options{}, 0, fmt.Errorf("initiator: %w", err)
+		var reason *url.Error // whose text has the whole URL, with the secret
+		if errors.As(err, &reason) {
+			err = reason.Err
+		}
+		return Options{}, 0, fmt.Errorf("initiator: URL: %w", err)
+	}
+	bad := func(format string, args ...any) (Options, uint16, error) {
+		return Options{}, 0, fmt.Errorf("initiator: URL %q: %s", u.Redacted(), fmt.Sprintf(format, args...))
 	}
 	if u.Scheme != "iscsi" && u.Scheme != "iser" {
 		return bad("the scheme is neither iscsi nor iser")
