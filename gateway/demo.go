@@ -78,13 +78,18 @@ Commands to paste, from another terminal:
   iscsiadm -m node -T %[1]s -p %[4]s:%[5]s --login
   lsblk -S
   iscsiadm -m node -T %[1]s -p %[4]s:%[5]s --logout
+  # the same over iSER: with -I iser, through an iWARP adapter or the software one (siw); the README says how
+
+  # iSER and iSCSI without any of that, by this program's own initiator
+  %[10]s bench iser://%[2]s/%[1]s/%[6]d --rw randread --depth 32 --time 5s
+  %[10]s bench %[3]s --rw randread --depth 32 --time 5s
 
   # what is promised of this volume, and how far the bucket is
   %[7]s volume show %[8]s
   %[7]s volume wait %[8]s --level object
 
 Ctrl-C stops it; what was written stays in %[9]s.
-`, DemoTarget, portal, url, bracketed(host), port, lun, cli, volume, n.cfg.DataDir)
+`, DemoTarget, portal, url, bracketed(host), port, lun, cli, volume, n.cfg.DataDir, self)
 	return err
 }
 

@@ -367,7 +367,7 @@ func TestBusyAddressesAreNamed(t *testing.T) {
 	}
 	defer l.Close()
 	cfg := testConfig(t)
-	cfg.Portals = append(cfg.Portals, config.Portal{Listen: l.Addr().String()})
+	cfg.Portals = append(cfg.Portals, config.Portal{Listen: l.Addr().String(), Transport: config.TransportAuto})
 	if _, err := tryNode(t, cfg, io.Discard); err == nil || !strings.Contains(err.Error(), "--portal") {
 		t.Fatal(err)
 	}

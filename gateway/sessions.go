@@ -11,10 +11,11 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/isergate/isergate/cache/arena"
 	"github.com/isergate/isergate/gateway/api"
 	"github.com/isergate/isergate/gateway/config"
 	"github.com/isergate/isergate/iser/iscsi"
-	"github.com/isergate/isergate/iser/tcp"
+	"github.com/isergate/isergate/iser/portal"
 )
 
 // logoutTimeout bounds the end of all sessions at a stop: commands that wait for a level
@@ -25,33 +26,63 @@ const logoutTimeout = 10 * time.Second
 type portals struct {
 	running sync.WaitGroup
 	list    []api.Portal // in the order of the configuration
+	metrics *portal.Metrics
+
+	// What iSER stands on; nil if no portal serves it.
+	iser   *portal.ISER
+	memory *arena.Arena
 }
 
 // newFront makes the iSCSI side. It listens nowhere yet.
 func newFront(n *Node) (*front, error) {
 	f := &front{n: n, targets: map[string]*target{}}
 	var err error
-	f.server, err = iscsi.NewServer(iscsi.Options{Backend: f, Registerer: n.registry, Logger: n.log})
+	if f.server, err = iscsi.NewServer(iscsi.Options{Backend: f, Registerer: n.registry, Logger: n.log}); err != nil {
+		return f, err
+	}
+	f.portals.metrics = portal.NewMetrics(n.registry)
+	if !slices.ContainsFunc(n.cfg.Portals, func(p config.Portal) bool { return p.Transport != config.TransportTCP }) {
+		return f, nil
+	}
+	if f.portals.memory, err = arena.New(int64(n.cfg.ISER.Memory)); err != nil {
+		return f, fmt.Errorf("iser.memory: %w", err)
+	}
+	f.portals.iser, err = portal.NewISER(portal.ISEROptions{
+		Regions: n.engine.Regions(), Memory: f.portals.memory, NoCRC: n.cfg.ISER.NoCRC, Registerer: n.registry, Logger: n.log,
+	})
 	return f, err
 }
 
 // listen serves the portals. Either all of them are served, or none and an error.
-func (f *front) listen(list []config.Portal) error {
+func (f *front) listen(list []config.Portal) (err error) {
 	var listeners []iscsi.Listener
-	for _, p := range list {
-		l, err := net.Listen("tcp", p.Listen)
+	defer func() {
 		if err != nil {
 			for _, l := range listeners {
 				_ = l.Close()
 			}
+		}
+	}()
+	for _, p := range list {
+		transport, err := portal.ParseTransport(p.Transport)
+		if err != nil {
+			return fmt.Errorf("portal %s: %w", p.Listen, err)
+		}
+		nl, err := net.Listen("tcp", p.Listen)
+		if err != nil {
 			advice := "choose another address with --portal"
 			if errors.Is(err, syscall.EADDRINUSE) {
 				advice = "stop what listens there (another iSCSI target?), or " + advice
 			}
 			return fmt.Errorf("portal %s: %w: %s", p.Listen, err, advice)
 		}
-		listeners = append(listeners, tcp.NewListener(l))
-		f.portals.list = append(f.portals.list, api.Portal{Listen: l.Addr().String(), Advertise: p.Advertise})
+		l, err := portal.Serve(nl, portal.Options{Transport: transport, ISER: f.portals.iser, Metrics: f.portals.metrics, Logger: f.n.log})
+		if err != nil {
+			_ = nl.Close()
+			return fmt.Errorf("portal %s: %w", p.Listen, err)
+		}
+		listeners = append(listeners, l)
+		f.portals.list = append(f.portals.list, api.Portal{Listen: l.Addr().String(), Advertise: p.Advertise, Transport: p.Transport})
 	}
 	for i, l := range listeners {
 		f.portals.running.Go(func() {
@@ -116,11 +147,20 @@ func (f *front) drop(ctx context.Context, initiator, target string) error {
 	return f.server.DropInitiator(ctx, initiator, target)
 }
 
-// close takes no more commands and returns when those under way have ended.
+// close takes no more commands and returns when those under way have ended. Then no connection touches memory of the engine any more.
 func (f *front) close(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, logoutTimeout)
-	defer cancel()
-	err := f.server.Shutdown(ctx)
+	var errs []error
+	if f.server != nil {
+		ctx, cancel := context.WithTimeout(ctx, logoutTimeout)
+		defer cancel()
+		errs = append(errs, f.server.Shutdown(ctx))
+	}
 	f.portals.running.Wait()
-	return err
+	if f.portals.iser != nil {
+		errs = append(errs, f.portals.iser.Close())
+	}
+	if f.portals.memory != nil {
+		errs = append(errs, f.portals.memory.Close())
+	}
+	return errors.Join(errs...)
 }

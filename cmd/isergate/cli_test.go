@@ -191,7 +191,7 @@ func TestDemoAsAnOrdinaryUser(t *testing.T) {
 	}
 	for _, want := range []string{
 		fmt.Sprintf("iscsi-ls -s iscsi://%s\n", s.Portals[0].Listen), "iscsi-inq iscsi://", "qemu-img convert", "qemu-io -f raw",
-		"iscsiadm -m discovery -t sendtargets -p " + s.Portals[0].Listen, "--login", "volume wait demo --level object",
+		"iscsiadm -m discovery -t sendtargets -p " + s.Portals[0].Listen, "--login", "bench iser://" + s.Portals[0].Listen + "/", "volume wait demo --level object",
 	} {
 		if !strings.Contains(stdout.String(), want) {
 			t.Errorf("the demo does not print %q:\n%s", want, stdout.String())

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -46,10 +47,15 @@ func crashRounds(t *testing.T, byDefault int) (rounds int, rng *rand.Rand) {
 	return int(get("ISERGATE_CRASH_ROUNDS", uint64(byDefault))), rand.New(rand.NewPCG(seed, 0))
 }
 
-// opener logs in to a LUN of the gateway.
-func (g *gatewayProcess) opener(target string, lun uint16) oracle.Factory {
+// opener logs in to a LUN of the gateway, each time by the next of the transports; TCP if there are none.
+func (g *gatewayProcess) opener(target string, lun uint16, by ...transport) oracle.Factory {
+	var opened atomic.Uint32
+	if len(by) == 0 {
+		by = []transport{overTCP}
+	}
 	return func(ctx context.Context) (oracle.Unit, uint32, func(), error) {
-		s, err := initiator.Dial(ctx, initiator.Options{Portal: g.portal, InitiatorName: "iqn.2026-11.io.isergate:oracle", TargetName: target})
+		tr := by[int(opened.Add(1)-1)%len(by)]
+		s, err := initiator.Dial(ctx, g.options(tr, "iqn.2026-11.io.isergate:oracle", target))
 		if err != nil {
 			return nil, 0, nil, err
 		}
@@ -87,7 +93,7 @@ func (g *gatewayProcess) show(volume string) (v api.Volume) {
 }
 
 // writeUntilKilled runs the writer and kills the gateway after a random number of acknowledgements, or at a random time.
-func (g *gatewayProcess) writeUntilKilled(h *oracle.History, rng *rand.Rand) oracle.Result {
+func (g *gatewayProcess) writeUntilKilled(h *oracle.History, rng *rand.Rand, by ...transport) oracle.Result {
 	g.t.Helper()
 	ctx, cancel := context.WithCancel(g.t.Context())
 	defer cancel()
@@ -107,8 +113,8 @@ func (g *gatewayProcess) writeUntilKilled(h *oracle.History, rng *rand.Rand) ora
 		g.kill()
 		cancel()
 	}()
-	res, err := oracle.Run(ctx, g.opener(crashTarget, 0), oracle.Options{
-		History: h, Workers: 16, Sessions: 2, Seed: rng.Uint64(),
+	res, err := oracle.Run(ctx, g.opener(crashTarget, 0, by...), oracle.Options{
+		History: h, Workers: 16, Sessions: max(2, len(by)), Seed: rng.Uint64(),
 		ZeroShare: 30, UnmapShare: 50, SameShare: 30, FlushShare: 30, ReadShare: 100, FUAShare: 50,
 		OnAck: func(n uint64) {
 			if n-before >= after {
@@ -138,18 +144,27 @@ func newHistory(t *testing.T, rng *rand.Rand) *oracle.History {
 	return h
 }
 
-// kill -9 at random moments: nothing acknowledged is lost, and what is there is a
+// kill -9 at random moments, under load over TCP, over iSER, and over both at once: nothing acknowledged is lost, and what is there is a
 // prefix of the order of writes, at `local` and at `object`.
 func TestKillWhileWriting(t *testing.T) {
-	for _, level := range []string{"local", "object"} {
-		t.Run(level, func(t *testing.T) {
-			rounds, rng := crashRounds(t, 15)
+	for _, c := range []struct {
+		name, level string
+		rounds      int
+		by          []transport
+	}{
+		{"local", "local", 15, []transport{overTCP}},
+		{"object", "object", 15, []transport{overTCP}},
+		{"local over iSER", "local", 15, []transport{overISER}},
+		{"object over all", "object", 9, []transport{overISER, overTCP, onStream}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			rounds, rng := crashRounds(t, c.rounds)
 			g := newGateway(t, "--open").start()
-			g.run("volume", "create", "crash", "--size", "16MiB", "--ack", level, "--flush", level, "--target", crashTarget)
+			g.run("volume", "create", "crash", "--size", "16MiB", "--ack", c.level, "--flush", c.level, "--target", crashTarget)
 			h := newHistory(t, rng)
 			var acked, maybe uint64
 			for range rounds {
-				res := g.writeUntilKilled(h, rng)
+				res := g.writeUntilKilled(h, rng, c.by...)
 				if rng.IntN(5) == 0 { // the home maps are a cache of the bucket
 					if err := os.RemoveAll(filepath.Join(g.data(), "cache", "maps")); err != nil {
 						t.Fatal(err)
@@ -162,7 +177,7 @@ func TestKillWhileWriting(t *testing.T) {
 				}
 				acked, maybe = acked+res.Acknowledged, maybe+r.KeptMaybe
 			}
-			t.Logf("%d rounds of kill -9 at %s: %d acknowledged operations checked, 0 lost; %d blocks of unanswered writes survived", rounds, level, acked, maybe)
+			t.Logf("%d rounds of kill -9 at %s, over %v: %d acknowledged operations checked, 0 lost; %d blocks of unanswered writes survived", rounds, c.level, c.by, acked, maybe)
 		})
 	}
 }

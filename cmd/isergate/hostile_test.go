@@ -28,6 +28,11 @@ func loginPDU(text int) []byte {
 	return b
 }
 
+// mpaRequest is an MPA request of revision 2 as Linux sends it.
+func mpaRequest() []byte {
+	return append([]byte("MPA ID Req Frame"), 0x10, 2, 0, 8, 0, 128, 0, 1, 0x80, 0, 0, 0)
+}
+
 // residentBytes is what a process holds of memory now.
 func residentBytes(t *testing.T, pid int) int64 {
 	t.Helper()
@@ -48,7 +53,7 @@ func residentBytes(t *testing.T, pid int) int64 {
 	return 0
 }
 
-// Garbage, logins that stop half way and connections that say nothing: whoever is logged in is served on, others can log in,
+// Garbage, logins and MPA requests that stop half way and connections that say nothing: whoever is logged in is served on, others can log in,
 // memory stays bounded, and the login timer ends every connection that never logged in.
 func TestHostileConnections(t *testing.T) {
 	seed := rand.Uint64()
@@ -133,13 +138,17 @@ func TestHostileConnections(t *testing.T) {
 		return b
 	}
 
-	for i := range 300 {
+	for i := range 500 {
 		b := random(1 + rng.IntN(64<<10))
-		switch i % 3 {
+		switch i % 5 {
 		case 1: // begins as a login
 			copy(b, loginPDU(rng.IntN(8192)))
 		case 2: // announces the largest segment there is
 			copy(b, loginPDU(1<<24-1))
+		case 3: // begins as iWARP
+			b = append(mpaRequest(), b...)
+		case 4: // nearly
+			copy(b, mpaRequest()[:16+rng.IntN(12)])
 		}
 		c := dial()
 		send(c, b)
@@ -149,7 +158,7 @@ func TestHostileConnections(t *testing.T) {
 	var half []net.Conn
 	for i := range 200 {
 		c := dial()
-		switch i % 4 {
+		switch i % 7 {
 		case 1:
 			send(c, loginPDU(100)[:1+rng.IntN(47)])
 		case 2:
@@ -160,17 +169,27 @@ func TestHostileConnections(t *testing.T) {
 			pdu := loginPDU(len(text))
 			pdu[1] = 0x40 // to be continued
 			send(c, append(pdu, text...))
+		case 4:
+			send(c, mpaRequest()[:1+rng.IntN(27)])
+		case 5:
+			send(c, mpaRequest())
+		case 6: // and the start of a frame
+			send(c, append(mpaRequest(), 0, 0x80, 0x41, 0x43, 0, 0))
 		}
 		half = append(half, c)
 	}
 	var loris sync.WaitGroup
-	for range 8 {
+	for i := range 8 {
 		c := dial()
 		half = append(half, c)
+		slow := append(loginPDU(8192), make([]byte, 8192)...)
+		if i%2 == 1 { // a frame of the largest size, byte by byte
+			slow = append(append(mpaRequest(), 0xff, 0xff, 0x41, 0x43), make([]byte, 8192)...)
+		}
 		loris.Go(func() {
 			tick := time.NewTicker(50 * time.Millisecond)
 			defer tick.Stop()
-			for _, b := range append(loginPDU(8192), make([]byte, 8192)...) {
+			for _, b := range slow {
 				if _, err := c.Write([]byte{b}); err != nil {
 					return
 				}
@@ -184,6 +203,20 @@ func TestHostileConnections(t *testing.T) {
 		s, l := open(t.Context())
 		if err := use(t.Context(), l, 4096, 1); err != nil {
 			t.Error(err)
+		}
+		_ = s.Close()
+	}
+	for _, tr := range []transport{overISER, onStream} {
+		s, err := initiator.Dial(t.Context(), g.options(tr, host, target))
+		if err != nil {
+			t.Fatalf("%s: %v", tr, err)
+		}
+		l, err := s.OpenLUN(t.Context(), 0)
+		if err != nil {
+			t.Fatalf("%s: %v", tr, err)
+		}
+		if err := use(t.Context(), l, 4096, 1); err != nil {
+			t.Errorf("%s: %v", tr, err)
 		}
 		_ = s.Close()
 	}

@@ -146,8 +146,8 @@ func (c *cli) connect() (*api.Client, error) {
 func (c *cli) command() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "isergate",
-		Short: "A storage gateway: iSCSI LUNs from a crash-safe write-back cache whose home is an S3 bucket",
-		Long: `isergate serves volumes as iSCSI LUNs. Writes land in a crash-safe journal on local
+		Short: "A storage gateway: iSCSI and iSER LUNs from a crash-safe write-back cache whose home is an S3 bucket",
+		Long: `isergate serves volumes as iSCSI and iSER LUNs. Writes land in a crash-safe journal on local
 disks and go on, in order, to an S3 bucket, from which a volume can be restored alone.
 
 "isergate serve" is the gateway; the other commands talk to a running one.`,

@@ -15,6 +15,7 @@ import (
 
 	"github.com/isergate/isergate/gateway"
 	"github.com/isergate/isergate/gateway/api"
+	"github.com/isergate/isergate/gateway/config"
 )
 
 // version is set by the linker of a release.
@@ -98,6 +99,9 @@ func printStatus(w io.Writer, s api.Status) {
 		text := p.Listen
 		if p.Advertise != "" {
 			text += " (advertised as " + p.Advertise + ")"
+		}
+		if p.Transport != config.TransportAuto {
+			text += " (" + p.Transport + " only)"
 		}
 		addresses = append(addresses, text)
 	}

@@ -33,14 +33,17 @@ func (c *cli) serve() *cobra.Command {
 
 Without a configuration it keeps its data and an embedded bucket in ./isergate-data and
 listens on 127.0.0.1:3260. Flags override the configuration file. The first signal stops it in good
-order: everything acknowledged is in the journal or the bucket. The second one stops it at once.`,
+order: everything acknowledged is in the journal or the bucket. The second one stops it at once.
+
+A portal serves iSCSI over TCP and iSER over iWARP at the same port; the initiator chooses (with the
+kernel's: iscsiadm -I iser). transport=tcp or transport=iser keeps a portal to one of them.`,
 		Args: cobra.NoArgs,
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&file, "config", "", "configuration file, YAML")
 	flags.StringVar(&dataDir, "data-dir", "", "directory of journal, maps, catalogue and API socket (default ./"+config.DefaultDataDir+")")
 	flags.StringVar(&bucket, "bucket", "", "home of new volumes: s3://bucket/prefix?endpoint=…&region=…, file:///directory or mem: (default file://DATA-DIR/bucket)")
-	flags.StringArrayVar(&portals, "portal", nil, "where initiators connect: ADDR:PORT[,advertise=HOST:PORT], may be repeated (default 127.0.0.1:3260)")
+	flags.StringArrayVar(&portals, "portal", nil, "where initiators connect, by iSCSI over TCP and by iSER: "+config.PortalSyntax+", may be repeated (default 127.0.0.1:3260)")
 	flags.BoolVar(&demo, "demo", false, "serve a 1 GiB LUN, open to this machine, and print commands to paste")
 	flags.BoolVar(&open, "open", false, "let every initiator use every target; without it an initiator needs an ACL entry")
 	flags.StringVar(&logFormat, "log-format", "", "text or json (default text)")

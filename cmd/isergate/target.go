@@ -43,7 +43,7 @@ func (c *cli) target() *cobra.Command {
 			return c.done("Target %s deleted.", args[0])
 		}),
 	}
-	return group("target", "iSCSI targets", create, list, remove)
+	return group("target", "Targets, which initiators reach over iSCSI and iSER", create, list, remove)
 }
 
 func printTargets(w io.Writer, targets []api.Target) {

@@ -71,6 +71,7 @@ type Bucket struct {
 type Portal struct {
 	Listen    string `json:"listen"` // the address it really listens on
 	Advertise string `json:"advertise,omitempty"`
+	Transport string `json:"transport"` // what is served there: auto, tcp or iser
 }
 
 // Event is something an operator wants to know of later.

@@ -43,6 +43,7 @@ type Config struct {
 	Metrics Metrics `yaml:"metrics"`
 	Log     Log     `yaml:"log"`
 	Debug   Debug   `yaml:"debug"`
+	ISER    ISER    `yaml:"iser"`
 	Cache   Cache   `yaml:"cache"`
 }
 
@@ -88,6 +89,14 @@ type Debug struct {
 	Pprof string `yaml:"pprof"`
 }
 
+// ISER is for portals that serve iSER.
+type ISER struct {
+	// Memory bounds what all iSER connections receive commands and unsolicited data into.
+	Memory units.Size `yaml:"memory"`
+	// NoCRC does not ask initiators for CRCs over what is sent; those that ask get them.
+	NoCRC bool `yaml:"no_crc"`
+}
+
 // The smallest sizes that take the pieces of up to 4 MiB that a logical unit hands over (scsi.MaxLanding): an eighth of a
 // segment goes into one entry of the journal.
 const (
@@ -111,41 +120,63 @@ type Cache struct {
 	CommandWait     time.Duration `yaml:"command_wait"`
 }
 
+// Transports of a Portal.
+const (
+	TransportAuto = "auto" // both
+	TransportTCP  = "tcp"  // iSCSI over TCP
+	TransportISER = "iser" // iSER
+)
+
 // Portal is one address at which initiators connect.
 type Portal struct {
 	Listen string // ADDR:PORT
 	// Advertise is what discovery tells initiators, HOST:PORT; empty: the address
 	// that the initiator itself connected to.
 	Advertise string
+	// Transport is what is served there: TransportAuto, TransportTCP or TransportISER.
+	Transport string
 }
 
-// ParsePortal reads ADDR:PORT[,advertise=HOST:PORT]. ADDR is an IP address, in brackets for
-// IPv6, or empty for all.
+// PortalSyntax is what ParsePortal reads.
+const PortalSyntax = "ADDR:PORT[,advertise=HOST:PORT][,transport=auto|tcp|iser]"
+
+// ParsePortal reads PortalSyntax. ADDR is an IP address, in brackets for IPv6, or empty for all.
 func ParsePortal(text string) (Portal, error) {
-	listen, rest, more := strings.Cut(text, ",")
-	p := Portal{Listen: listen}
-	host, _, err := splitHostPort(listen)
+	parts := strings.Split(text, ",")
+	p := Portal{Listen: parts[0]}
+	host, _, err := splitHostPort(p.Listen)
 	if err != nil {
 		return Portal{}, fmt.Errorf("portal %q: %w", text, err)
 	}
 	if host != "" && net.ParseIP(strings.Trim(host, "[]")) == nil {
 		return Portal{}, fmt.Errorf("portal %q: %q is no IP address: listen on an address of this machine, and advertise a name with advertise=NAME:PORT", text, host)
 	}
-	if !more {
-		return p, nil
+	for _, part := range parts[1:] {
+		key, value, _ := strings.Cut(part, "=")
+		var field *string
+		switch key {
+		case "advertise":
+			host, port, err := splitHostPort(value)
+			if err != nil {
+				return Portal{}, fmt.Errorf("portal %q: advertise: %w", text, err)
+			}
+			if host == "" || port == "0" || strings.ContainsAny(host, " \t\x00") {
+				return Portal{}, fmt.Errorf("portal %q: advertise needs a host and a port that initiators can connect to", text)
+			}
+			field = &p.Advertise
+		case "transport":
+			if value != TransportAuto && value != TransportTCP && value != TransportISER {
+				return Portal{}, fmt.Errorf("portal %q: %q is no transport: use auto, tcp or iser", text, value)
+			}
+			field = &p.Transport
+		default:
+			return Portal{}, fmt.Errorf("portal %q: only advertise=HOST:PORT and transport=auto|tcp|iser may follow the address", text)
+		}
+		if *field != "" {
+			return Portal{}, fmt.Errorf("portal %q: %s is there twice", text, key)
+		}
+		*field = value
 	}
-	value, found := strings.CutPrefix(rest, "advertise=")
-	if !found {
-		return Portal{}, fmt.Errorf("portal %q: only advertise=HOST:PORT may follow the address", text)
-	}
-	host, port, err := splitHostPort(value)
-	if err != nil {
-		return Portal{}, fmt.Errorf("portal %q: advertise: %w", text, err)
-	}
-	if host == "" || port == "0" || strings.ContainsAny(host, ", \t\x00") {
-		return Portal{}, fmt.Errorf("portal %q: advertise needs a host and a port that initiators can connect to", text)
-	}
-	p.Advertise = value
 	return p, nil
 }
 
@@ -178,10 +209,14 @@ func loopback(address string) bool {
 
 // String is the inverse of ParsePortal.
 func (p Portal) String() string {
-	if p.Advertise == "" {
-		return p.Listen
+	text := p.Listen
+	if p.Advertise != "" {
+		text += ",advertise=" + p.Advertise
 	}
-	return p.Listen + ",advertise=" + p.Advertise
+	if p.Transport != "" {
+		text += ",transport=" + p.Transport
+	}
+	return text
 }
 
 // Flags are the values given on the command line; nil fields were not given.
@@ -314,7 +349,11 @@ func (c *Config) Complete() (faults []Fault) {
 		c.Portals = []Portal{{Listen: "127.0.0.1:3260"}}
 	}
 	seen := map[string]bool{}
-	for _, p := range c.Portals {
+	for i := range c.Portals {
+		p := &c.Portals[i]
+		if p.Transport == "" {
+			p.Transport = TransportAuto
+		}
 		if seen[p.Listen] && !strings.HasSuffix(p.Listen, ":0") {
 			fault("portals", "%s is there twice", p.Listen)
 		}
@@ -349,6 +388,7 @@ func (c *Config) Complete() (faults []Fault) {
 	if c.Log.Format != "text" && c.Log.Format != "json" {
 		fault("log.format", "%q is no format: use text or json", c.Log.Format)
 	}
+	complete(&c.ISER.Memory, "iser.memory", 128*units.MiB, 16*units.MiB, units.TiB, fault)
 	c.Cache.complete(c.Demo, fault)
 	return faults
 }
@@ -416,6 +456,16 @@ func (c *Config) completeListeners(fault faultFunc) {
 	}
 }
 
+// complete fills in the default of a size, and checks it.
+func complete(value *units.Size, key string, usual, least, most units.Size, fault faultFunc) {
+	if *value == 0 {
+		*value = usual
+	}
+	if *value < least || *value > most {
+		fault(key, "%s is outside %s to %s", *value, least, most)
+	}
+}
+
 func (c *Cache) complete(demo bool, fault faultFunc) {
 	journal, readCache := 4*units.GiB, 4*units.GiB
 	if demo {
@@ -435,12 +485,7 @@ func (c *Cache) complete(demo bool, fault faultFunc) {
 		{"cache.object", &c.Object, 8 * units.MiB, units.MiB, 64 * units.MiB},
 	}
 	for _, s := range sizes {
-		if *s.value == 0 {
-			*s.value = s.usual
-		}
-		if *s.value < s.least || *s.value > s.most {
-			fault(s.key, "%s is outside %s to %s", *s.value, s.least, s.most)
-		}
+		complete(s.value, s.key, s.usual, s.least, s.most, fault)
 	}
 	if c.Journal < 4*c.Segment {
 		fault("cache.journal", "%s is less than four segments of %s: make the journal larger or cache.segment smaller", c.Journal, c.Segment)

@@ -21,6 +21,7 @@ bucket:
 portals:
   - 10.0.0.1:3260,advertise=gw.example.com:3260
   - "[::1]:3260"
+  - 10.0.0.2:3260,transport=iser
 open: true
 demo: false
 api:
@@ -36,6 +37,9 @@ log:
   format: json
 debug:
   pprof: 127.0.0.1:6060
+iser:
+  memory: 64MiB
+  no_crc: true
 cache:
   journal: 8GiB
   segment: 32MiB
@@ -68,12 +72,13 @@ func TestLoadFull(t *testing.T) {
 	want := Config{
 		DataDir: "/var/lib/isergate",
 		Bucket:  Bucket{URL: "s3://bucket/prefix?region=eu-central-1", SingleWriter: true, Requests: 16, RetryFor: time.Minute},
-		Portals: []Portal{{"10.0.0.1:3260", "gw.example.com:3260"}, {"[::1]:3260", ""}},
+		Portals: []Portal{{"10.0.0.1:3260", "gw.example.com:3260", "auto"}, {"[::1]:3260", "", "auto"}, {"10.0.0.2:3260", "", "iser"}},
 		Open:    true,
 		API:     API{"/run/isergate/api.sock", "0.0.0.0:8443", "/etc/isergate/tls.crt", "/etc/isergate/tls.key", "/etc/isergate/token"},
 		Metrics: Metrics{"127.0.0.1:9464"},
 		Log:     Log{"debug", "json"},
 		Debug:   Debug{"127.0.0.1:6060"},
+		ISER:    ISER{64 * units.MiB, true},
 		Cache: Cache{8 * units.GiB, 32 * units.MiB, 64 * units.MiB, 128 * units.MiB, 100e9, 256 * units.MiB, units.GiB, 4 * units.MiB,
 			500 * time.Millisecond, 4, 5 * time.Second, 15 * time.Second},
 	}
@@ -145,6 +150,9 @@ portals:
   - localhost:3260
   - 127.0.0.1:99999
   - 127.0.0.1:1,advertise=:1
+  - 127.0.0.1:1,transport=rdma
+  - 127.0.0.1:1,transport=tcp,transport=tcp
+  - 127.0.0.1:1,weight=1
 open: maybe
 api:
   listen: 1.2.3.4:443
@@ -155,6 +163,7 @@ cache:
   object_age: 5
   destage_parallel: 1000
 cache: {}
+iser: {memory: 1MiB}
 `)
 	_, err := Load(path, Flags{Portals: []string{"nonsense"}})
 	if err == nil {
@@ -167,15 +176,19 @@ cache: {}
 		path + ":6: portals: portal \"localhost:3260\": \"localhost\" is no IP address",
 		path + ":7: portals:",
 		path + ":8: portals:",
-		path + ":9: open: \"maybe\" is neither true nor false",
+		path + ":9: portals: portal \"127.0.0.1:1,transport=rdma\": \"rdma\" is no transport",
+		path + ":10: portals: portal \"127.0.0.1:1,transport=tcp,transport=tcp\": transport is there twice",
+		path + ":11: portals: portal \"127.0.0.1:1,weight=1\": only advertise=HOST:PORT and transport=",
+		path + ":12: open: \"maybe\" is neither true nor false",
 		"api.tls_cert: api.listen needs",
 		"api.tls_key: api.listen needs",
 		"api.token_file: api.listen needs",
-		path + ":13: debug.pprof: 0.0.0.0:6060 is not a loopback address",
-		path + ":15: cache.journal: \"10 bananas\" is no size",
-		path + ":16: cache.object_age: \"5\" is no duration",
-		path + ":17: cache.destage_parallel: 1000 is outside",
-		path + ":18: cache: is already set in line 14",
+		path + ":16: debug.pprof: 0.0.0.0:6060 is not a loopback address",
+		path + ":18: cache.journal: \"10 bananas\" is no size",
+		path + ":19: cache.object_age: \"5\" is no duration",
+		path + ":20: cache.destage_parallel: 1000 is outside",
+		path + ":21: cache: is already set in line 17",
+		path + ":22: iser.memory: 1MiB is outside 16MiB",
 		"--portal: portal \"nonsense\"",
 	} {
 		if !strings.Contains(err.Error(), want) {
@@ -254,6 +267,7 @@ func FuzzConfig(f *testing.F) {
 func FuzzPortal(f *testing.F) {
 	f.Add("127.0.0.1:3260,advertise=host:1")
 	f.Add("[::1]:0")
+	f.Add("10.0.0.1:3260,transport=iser,advertise=host:1")
 	f.Fuzz(func(t *testing.T, text string) {
 		p, err := ParsePortal(text)
 		if err != nil {

@@ -136,13 +136,13 @@ func (p *parser) portals(key string, node *yaml.Node, into reflect.Value) {
 	if node.Kind == yaml.ScalarNode {
 		nodes = []*yaml.Node{node}
 	} else if node.Kind != yaml.SequenceNode {
-		p.fault(key, node.Line, "takes a list of ADDR:PORT[,advertise=HOST:PORT]")
+		p.fault(key, node.Line, "takes a list of %s", PortalSyntax)
 		return
 	}
 	var portals []Portal
 	for _, item := range nodes {
 		if item.Kind != yaml.ScalarNode {
-			p.fault(key, item.Line, "takes a list of ADDR:PORT[,advertise=HOST:PORT]")
+			p.fault(key, item.Line, "takes a list of %s", PortalSyntax)
 			continue
 		}
 		portal, err := ParsePortal(item.Value)
