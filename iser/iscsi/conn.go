@@ -103,14 +103,14 @@ func (c *conn) ended(err error) {
 		c.log.Debug("connection logged out")
 	case errors.Is(err, ErrHeaderDigest):
 		c.srv.metrics.digestErrors.WithLabelValues("header").Inc()
-		c.log.Warn("header digest error: connection closed")
+		c.srv.logs.end.log(c.log, slog.LevelWarn, "header digest error: connection closed")
 	case errors.Is(err, ErrFormat) || errors.Is(err, ErrSegment):
-		c.log.Warn("protocol violation: session closed", "err", err)
+		c.srv.logs.end.log(c.log, slog.LevelWarn, "protocol violation: session closed", "err", err)
 		c.s.violated()
 	case errors.Is(err, net.ErrClosed) || errors.Is(err, ErrClosed):
 		c.log.Debug("connection closed")
 	default:
-		c.log.Info("connection lost", "err", err)
+		c.srv.logs.end.log(c.log, slog.LevelInfo, "connection lost", "err", err)
 	}
 }
 
@@ -124,7 +124,7 @@ func (c *conn) login() bool {
 	defer m.close()
 	fail := func(result string, attrs ...any) bool {
 		c.srv.metrics.logins.WithLabelValues(result).Inc()
-		c.log.Info("login failed", append([]any{"result", result, "initiator", m.initiator, "target", m.target}, attrs...)...)
+		c.srv.logs.failed.log(c.log, slog.LevelInfo, "login failed", append([]any{"result", result, "initiator", m.initiator, "target", m.target}, attrs...)...)
 		c.close(true)
 		return false
 	}
@@ -188,7 +188,7 @@ func (c *conn) login() bool {
 		}
 		c.srv.metrics.logins.WithLabelValues("success").Inc()
 		c.srv.loggedIn(c)
-		c.log.Info("login", "transport", c.dm.Traits().Transport, "discovery", c.s.key.discovery)
+		c.srv.logs.begin.log(c.log, slog.LevelInfo, "login", "transport", c.dm.Traits().Transport, "discovery", c.s.key.discovery)
 		return true
 	}
 }
@@ -436,7 +436,7 @@ func (g *pinger) tick(c *conn) {
 		g.waiting = false
 		g.timer.Reset(c.srv.opt.PingInterval)
 	case g.waiting:
-		c.log.Warn("initiator does not answer: connection closed", "timeout", c.srv.opt.PingTimeout)
+		c.srv.logs.end.log(c.log, slog.LevelWarn, "initiator does not answer: connection closed", "timeout", c.srv.opt.PingTimeout)
 		c.srv.metrics.deadPeers.Inc()
 		go c.close(false)
 		g.timer = nil

@@ -38,6 +38,7 @@ type Server struct {
 	opt     Options
 	metrics *metrics
 	workers *workers
+	logs    *logs
 	book    challenges
 	// ctx ends when the server is closed for good.
 	ctx    context.Context
@@ -65,7 +66,7 @@ func NewServer(o Options) (*Server, error) {
 	}
 	o.ensureDefaults()
 	s := &Server{
-		opt: o, metrics: newMetrics(o.Registerer), workers: newWorkers(),
+		opt: o, metrics: newMetrics(o.Registerer), workers: newWorkers(), logs: newLogs(o.Registerer),
 		listeners: make(map[Listener]struct{}), sessions: make(map[sessionKey]*session), tsihs: make(map[uint16]*session),
 		conns: make(map[*conn]struct{}), logins: make(map[*conn]string), perAddr: make(map[string]int),
 	}

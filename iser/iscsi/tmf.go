@@ -1,6 +1,7 @@
 package iscsi
 
 import (
+	"log/slog"
 	"time"
 
 	"github.com/isergate/isergate/iser/iscsi/pdu"
@@ -37,7 +38,7 @@ func (c *conn) manage(p *PDU) {
 			resp.Encode(&out.Header)
 			c.dm.SendControl(out)
 		}
-		c.log.Info("task management", "function", r.Function.String(), "lun", uint64(r.LUN), "result", result.String())
+		s.srv.logs.manage.log(c.log, slog.LevelInfo, "task management", "function", r.Function.String(), "lun", uint64(r.LUN), "result", result.String())
 		switch {
 		case result != pdu.FunctionComplete:
 		case r.Function == pdu.TargetColdReset:
@@ -59,7 +60,7 @@ func (s *session) function(c *conn, r *pdu.TaskRequest) (result pdu.TaskResult, 
 		return pdu.LUNDoesNotExist, additional, true
 	}
 	if !s.waitFor(r.CmdSN, r.Immediate) {
-		c.log.Warn("commands before a task management function did not come: connection closed")
+		s.srv.logs.end.log(c.log, slog.LevelWarn, "commands before a task management function did not come: connection closed")
 		c.close(false)
 		return pdu.FunctionRejected, additional, false
 	}
