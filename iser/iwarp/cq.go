@@ -4,13 +4,17 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/isergate/isergate/iser/rdma"
 )
 
 // completionQueue implements rdma.CQ.
 type completionQueue struct {
-	notify chan struct{} // holds a token while something may be there for Wait
+	notify chan struct{} // holds a token while somebody who waits should look
+	// only is the queue pair that is connected and uses the queue, if there is one, and never were two at a time.
+	only atomic.Pointer[queuePair]
+	woke atomic.Bool // push has woken somebody who waits
 
 	mu        sync.Mutex // guards all below
 	ring      []entry
@@ -19,6 +23,15 @@ type completionQueue struct {
 	solicited int // entries that wake a solicited Wait
 	lost      bool
 	closed    bool
+	users     int
+	shared    bool // there were two at a time
+
+	waiting int // in Wait, for notify
+	// parked: one who waits reads from the connection of only, and has to be interrupted if something comes that he did not bring himself.
+	parked    bool
+	parkedSE  bool            // he waits for solicited ones
+	ctxDone   <-chan struct{} // of the last one who parked
+	ctxIgnore func() bool     // ends the watch of that
 }
 
 type entry struct {
@@ -48,13 +61,26 @@ func (c *completionQueue) push(wc rdma.WC, solicited bool) bool {
 	if solicited = solicited || wc.Status != rdma.StatusSuccess; solicited {
 		c.solicited++
 	}
-	c.ring[(c.head+c.n)%len(c.ring)] = entry{wc, solicited}
+	at := c.head + c.n
+	if at >= len(c.ring) {
+		at -= len(c.ring)
+	}
+	c.ring[at] = entry{wc, solicited}
 	c.n++
 	c.wake()
 	return true
 }
 
+// wake makes those who wait look. mu is held.
 func (c *completionQueue) wake() {
+	if c.parked && c.readyLocked(c.parkedSE) {
+		c.parked = false
+		c.only.Load().interrupt()
+	}
+	if c.waiting == 0 {
+		return
+	}
+	c.woke.Store(true)
 	select {
 	case c.notify <- struct{}{}:
 	default:
@@ -67,6 +93,15 @@ func (c *completionQueue) Poll(wc []rdma.WC) (int, error) { return c.take(wc, fa
 func (c *completionQueue) take(wc []rdma.WC, solicited bool) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	return c.takeLocked(wc, solicited)
+}
+
+// readyLocked reports whether there is something for one who waits.
+func (c *completionQueue) readyLocked(solicited bool) bool {
+	return c.closed || c.lost || c.n > 0 && (!solicited || c.solicited > 0)
+}
+
+func (c *completionQueue) takeLocked(wc []rdma.WC, solicited bool) (int, error) {
 	switch {
 	case c.closed:
 		c.wake()
@@ -74,7 +109,7 @@ func (c *completionQueue) take(wc []rdma.WC, solicited bool) (int, error) {
 	case c.n == 0 && c.lost:
 		c.wake()
 		return 0, rdma.ErrOverrun
-	case solicited && c.solicited == 0 && !c.lost:
+	case !c.readyLocked(solicited):
 		return 0, nil
 	}
 	k := min(len(wc), c.n)
@@ -84,7 +119,9 @@ func (c *completionQueue) take(wc []rdma.WC, solicited bool) (int, error) {
 		if e.solicited {
 			c.solicited--
 		}
-		c.head = (c.head + 1) % len(c.ring)
+		if c.head++; c.head == len(c.ring) {
+			c.head = 0
+		}
 	}
 	if c.n -= k; c.n > 0 || c.lost {
 		c.wake() // for the next one who waits
@@ -98,15 +135,119 @@ func (c *completionQueue) Wait(ctx context.Context, wc []rdma.WC, solicited bool
 		return 0, fmt.Errorf("%w: no room for completions", rdma.ErrInvalid)
 	}
 	for {
-		if n, err := c.take(wc, solicited); n > 0 || err != nil {
+		c.mu.Lock()
+		n, err := c.takeLocked(wc, solicited)
+		if n > 0 || err != nil {
+			c.mu.Unlock()
 			return n, err
 		}
+		if q := c.only.Load(); q != nil && q.exclusive() && q.acquire() {
+			c.watchLocked(ctx)
+			c.mu.Unlock()
+			q.drive(ctx, c, solicited)
+			if err := ctx.Err(); err != nil {
+				if n, _ := c.take(wc, solicited); n > 0 {
+					return n, nil
+				}
+				return 0, err
+			}
+			continue
+		}
+		c.waiting++
+		c.mu.Unlock()
 		select {
 		case <-c.notify:
 		case <-ctx.Done():
-			return 0, ctx.Err()
+			err = ctx.Err()
+		}
+		c.mu.Lock()
+		if c.waiting--; err != nil {
+			c.wake() // the token may have been for this one
+			c.mu.Unlock()
+			return 0, err
+		}
+		c.mu.Unlock()
+	}
+}
+
+// watchLocked makes the end of ctx interrupt who parks.
+func (c *completionQueue) watchLocked(ctx context.Context) {
+	done := ctx.Done()
+	if done == c.ctxDone {
+		return
+	}
+	if c.ctxIgnore != nil {
+		c.ctxIgnore()
+		c.ctxIgnore = nil
+	}
+	if c.ctxDone = done; done != nil {
+		c.ctxIgnore = context.AfterFunc(ctx, func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if c.parked && c.ctxDone == done {
+				c.parked = false
+				c.only.Load().interrupt()
+			}
+		})
+	}
+}
+
+// park is called by one who is about to read from the connection of only; false if there is something for him, or the queue is not for him alone any more.
+func (c *completionQueue) park(solicited bool) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.readyLocked(solicited) || c.only.Load() == nil {
+		return false
+	}
+	c.parked, c.parkedSE = true, solicited
+	return true
+}
+
+func (c *completionQueue) unpark() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.parked = false
+}
+
+// promote lets one who waits look whether he can receive himself.
+func (c *completionQueue) promote() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.waiting > 0 {
+		select {
+		case c.notify <- struct{}{}:
+		default:
 		}
 	}
+}
+
+// attach adds a queue pair that is connected.
+func (c *completionQueue) attach(q *queuePair) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before := c.only.Load()
+	if c.users++; c.users == 1 && !c.shared {
+		c.only.Store(q)
+		return
+	}
+	c.shared = true
+	c.only.Store(nil)
+	if before == nil {
+		return
+	}
+	if c.parked {
+		c.parked = false
+		before.interrupt()
+	}
+	before.call()
+}
+
+// detach removes it. A queue that was shared stays so.
+func (c *completionQueue) detach(q *queuePair) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.users--
+	c.only.CompareAndSwap(q, nil)
 }
 
 // Close implements rdma.CQ.
@@ -115,6 +256,10 @@ func (c *completionQueue) Close() error {
 	defer c.mu.Unlock()
 	c.closed = true
 	c.ring, c.n, c.head = nil, 0, 0
+	if c.ctxIgnore != nil {
+		c.ctxIgnore()
+		c.ctxDone, c.ctxIgnore = nil, nil
+	}
 	c.wake()
 	return nil
 }

@@ -96,10 +96,11 @@ type region struct {
 	buf    []byte
 	access rdma.Access
 
-	mu    sync.Mutex // guards all below
-	bound int        // windows
-	gone  bool
+	bound atomic.Int64 // windows; far below 0 when it is gone
 }
+
+// regionGone is added to region.bound by Deregister.
+const regionGone = -1 << 62
 
 // LKey implements rdma.MR.
 func (r *region) LKey() uint32 { return r.key }
@@ -109,15 +110,12 @@ func (r *region) Bytes() []byte { return r.buf }
 
 // Deregister implements rdma.MR.
 func (r *region) Deregister() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.bound > 0 {
-		return fmt.Errorf("%w: region with %d windows", rdma.ErrBusy, r.bound)
-	}
-	if r.gone {
+	if !r.bound.CompareAndSwap(0, regionGone) {
+		if n := r.bound.Load(); n > 0 {
+			return fmt.Errorf("%w: region with %d windows", rdma.ErrBusy, n)
+		}
 		return nil
 	}
-	r.gone = true
 	r.pd.mu.Lock()
 	defer r.pd.mu.Unlock()
 	r.pd.replaceLocked(func(m map[uint32]*region) { delete(m, r.key) })
@@ -131,46 +129,33 @@ func (r *region) contains(b []byte) bool {
 
 // hold keeps the region registered for one more window.
 func (r *region) hold() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.gone {
-		return false
+	if r.bound.Add(1) > 0 {
+		return true
 	}
-	r.bound++
-	return true
+	r.bound.Add(-1)
+	return false
 }
 
-func (r *region) release() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.bound--
-}
+func (r *region) release() { r.bound.Add(-1) }
 
 // window is a memory window of type 2B.
 type window struct {
 	pd *domain
 
-	mu sync.Mutex // guards all below
+	mu sync.Mutex // guards all below, and changes of key and base
 	// table is where the last OpBind put it, nil if there was none; key and base are that binding's.
 	table  *tagTable
-	key    uint32
-	base   uint64
 	closed bool
+
+	key  atomic.Uint32
+	base atomic.Uint64
 }
 
 // RKey implements rdma.Window.
-func (w *window) RKey() uint32 {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.key
-}
+func (w *window) RKey() uint32 { return w.key.Load() }
 
 // Addr implements rdma.Window.
-func (w *window) Addr() uint64 {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.base
-}
+func (w *window) Addr() uint64 { return w.base.Load() }
 
 // Close implements rdma.Window.
 func (w *window) Close() error {
@@ -253,8 +238,8 @@ func (t *tagTable) reserve(b *rdma.Bind) (key, previous uint32, err error) {
 		return 0, 0, rdma.ErrClosed
 	}
 	if w.table == t {
-		previous = w.key
-	} else if w.table != nil && w.table.has(w.key) {
+		previous = w.key.Load()
+	} else if w.table != nil && w.table.has(w.key.Load()) {
 		return 0, 0, fmt.Errorf("%w: the window is bound to another queue pair", rdma.ErrInvalid)
 	}
 	t.mu.Lock()
@@ -265,7 +250,9 @@ func (t *tagTable) reserve(b *rdma.Bind) (key, previous uint32, err error) {
 		base -= uint64(len(b.Buf)+0xfff) &^ 0xfff
 	}
 	t.tags[key] = binding{w: w, mr: mr, buf: b.Buf, base: base, access: b.Access}
-	w.table, w.key, w.base = t, key, base
+	w.table = t
+	w.key.Store(key)
+	w.base.Store(base)
 	return key, previous, nil
 }
 

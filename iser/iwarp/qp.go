@@ -3,10 +3,7 @@ package iwarp
 import (
 	"errors"
 	"fmt"
-	"io"
 	"math"
-	"net"
-	"os"
 	"sync"
 	"time"
 
@@ -50,11 +47,15 @@ type queuePair struct {
 	q              queues
 
 	sock *sock
-	rcv  receiver // belongs to run
+	rcv  receiver // belongs to who has the role of prog
+	open bool     // likewise: the peer has talked
+	prog progress
 	wake chan struct{}
 
-	// snd, msg and resp belong to who set writing.
+	// The fields below belong to who set writing; next also to who holds mu while nobody has.
 	snd       sender
+	encoded   uint64 // those before are in a batch
+	next      uint64 // oldest that was not begun
 	msg       message
 	msgIsResp bool
 	turn      bool // responses are next
@@ -71,8 +72,6 @@ type queuePair struct {
 	ring      []sendWQE
 	head      uint64 // oldest that is not complete; the counters never wrap
 	sent      uint64 // those before are written
-	encoded   uint64 // those before are in a batch
-	next      uint64 // oldest that was not begun
 	tail      uint64
 	writing   bool // somebody encodes and writes
 	held      bool // responder: the peer has not talked yet (IWARP-6)
@@ -105,6 +104,9 @@ func newQueuePair(num uint32, opt *Options, pd rdma.PD, attr rdma.QPAttr) (*queu
 		ring: make([]sendWQE, attr.MaxSend),
 	}
 	q.idle.L = &q.mu
+	q.prog.takeover = make(chan struct{}, 1)
+	q.prog.timer = time.AfterFunc(time.Hour, q.watch)
+	q.prog.timer.Stop()
 	q.q.recvs.init(attr.MaxRecv)
 	q.q.tags = newTagTable()
 	return q, nil
@@ -159,10 +161,7 @@ func (q *queuePair) PostSend(wrs []rdma.SendWR) (int, error) {
 			n++
 		}
 	}
-	q.mu.Unlock()
-	if n > 0 {
-		q.kick()
-	}
+	q.kickLocked()
 	return n, err
 }
 
@@ -262,6 +261,7 @@ func (q *queuePair) start(s *sock, a agreed, initiator bool) error {
 		q.writing = true // and signal begins with it
 	}
 	q.mu.Unlock()
+	q.attach()
 	quit := make(chan struct{})
 	go q.write(quit)
 	go q.run(quit)
@@ -291,7 +291,7 @@ func (q *queuePair) first(form RTR) {
 
 // run receives until the connection ends, and then ends the queue pair.
 func (q *queuePair) run(quit chan struct{}) {
-	err := q.receive()
+	err := q.attend()
 	q.fail(err, noFault, nil)
 	q.sock.nc.SetWriteDeadline(time.Now().Add(finishTimeout))
 	q.mu.Lock()
@@ -313,31 +313,13 @@ func (q *queuePair) run(quit chan struct{}) {
 // errBroken is part of the reason when the TCP connection itself is gone.
 var errBroken = errors.New("iwarp: connection is broken")
 
-// receive handles what the peer sends. It returns the reason of the end.
-func (q *queuePair) receive() error {
-	var e event
-	for {
-		for q.rcv.step(&e) {
-			if err := q.handle(&e); err != nil {
-				return err
-			}
-		}
-		if err := q.sock.read(&q.rcv); err != nil {
-			switch {
-			case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, net.ErrClosed):
-				return rdma.ErrDisconnected // fail came first
-			case errors.Is(err, io.EOF):
-				return rdma.ErrPeerClosed
-			}
-			return fmt.Errorf("%w: %w: %w", rdma.ErrTransport, errBroken, err)
-		}
-	}
-}
-
 // handle acts on an event. An error ends the connection.
 func (q *queuePair) handle(e *event) error {
-	if e.kind != eventFault && q.heldUntilNow() {
-		q.kick()
+	if !q.open && e.kind != eventFault {
+		q.open = true
+		if q.heldUntilNow() {
+			q.kick()
+		}
 	}
 	switch e.kind {
 	case eventReceived:
@@ -397,7 +379,8 @@ func (q *queuePair) fail(err error, f fault, c *culprit) {
 	}
 	close(q.done)
 	q.mu.Unlock()
-	q.sock.nc.SetReadDeadline(time.Unix(1, 0)) // wakes receive
+	q.interrupt()
+	q.call()
 	if f != noFault {
 		q.kick()
 	}
@@ -450,6 +433,7 @@ func (q *queuePair) finish() {
 		q.recvCQ.push(rdma.WC{ID: id, QPNum: q.num, Op: rdma.OpRecv, Status: status}, true)
 		status = rdma.StatusFlushed
 	}
+	q.detach()
 }
 
 // completeLocked ends a work request of the send queue.

@@ -2,6 +2,7 @@ package iwarp
 
 import (
 	"sync"
+	"sync/atomic"
 
 	"github.com/isergate/isergate/iser/rdma"
 )
@@ -40,12 +41,14 @@ type recvWQE struct {
 	size int
 }
 
-// recvQueue is a receive queue. The oldest entry belongs to the receiver while it fills it.
+// recvQueue is a receive queue. The oldest entry belongs to the receiver while it fills it. Who posts holds mu; who receives takes no lock.
 type recvQueue struct {
+	ring []recvWQE
+	n    atomic.Int32 // entries
+	head uint         // the receiver's
+
 	mu     sync.Mutex // guards all below
-	ring   []recvWQE
-	head   uint
-	n      int
+	tail   uint
 	closed bool
 }
 
@@ -58,40 +61,45 @@ func (q *recvQueue) post(wr *rdma.RecvWR) error {
 	if q.closed {
 		return rdma.ErrDisconnected
 	}
-	if q.n == len(q.ring) {
+	if int(q.n.Load()) == len(q.ring) {
 		return rdma.ErrQueueFull
 	}
-	w := &q.ring[(q.head+uint(q.n))%uint(len(q.ring))]
+	w := &q.ring[q.tail]
 	w.id, w.sge, w.size = wr.ID, append(w.sge[:0], wr.SGE...), 0
 	for i := range wr.SGE {
 		w.size += len(wr.SGE[i].Buf)
 	}
-	q.n++
+	q.tail = after(q.tail, len(q.ring))
+	q.n.Add(1)
 	return nil
+}
+
+// after is the next index in a ring.
+func after(i uint, size int) uint {
+	if i++; i == uint(size) {
+		return 0
+	}
+	return i
 }
 
 // oldest returns the entry for the next message, nil if there is none.
 func (q *recvQueue) oldest() *recvWQE {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.n == 0 {
+	if q.n.Load() == 0 {
 		return nil
 	}
-	return &q.ring[q.head%uint(len(q.ring))]
+	return &q.ring[q.head]
 }
 
 // pop removes the oldest entry and returns its ID.
 func (q *recvQueue) pop() (id uint64, ok bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.n == 0 {
+	w := q.oldest()
+	if w == nil {
 		return 0, false
 	}
-	w := &q.ring[q.head%uint(len(q.ring))]
 	id = w.id
 	clear(w.sge) // let go of the memory
-	q.head++
-	q.n--
+	q.head = after(q.head, len(q.ring))
+	q.n.Add(-1)
 	return id, true
 }
 
@@ -118,68 +126,54 @@ type sink struct {
 	wqe  *sendWQE
 }
 
-// readQueue holds our Reads in the order of their requests, which is that of the responses (IWARP-51). It is bounded by ORD.
+// readQueue holds our Reads in the order of their requests, which is that of the responses (IWARP-51). It is bounded by ORD. Who
+// encodes pushes, who receives does all the rest; there is one of each, and no lock.
 type readQueue struct {
-	mu   sync.Mutex // guards all below
 	ring []sink
-	head uint
-	n    int
+	n    atomic.Int32 // entries
+	head uint         // the receiver's
+	tail uint         // the encoder's
 }
 
 func (q *readQueue) init(ord int) { q.ring = make([]sink, ord) }
 
-// full reports whether ORD are under way.
-func (q *readQueue) full() bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return q.n == len(q.ring)
-}
+// full reports whether ORD are under way. It may be asked by anybody, as empty.
+func (q *readQueue) full() bool { return int(q.n.Load()) == len(q.ring) }
 
-func (q *readQueue) empty() bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return q.n == 0
-}
+func (q *readQueue) empty() bool { return q.n.Load() == 0 }
 
-// push adds a Read. wqe is nil for the first frame of the peer-to-peer model.
+// push adds a Read; there is room. wqe is nil for the first frame of the peer-to-peer model.
 func (q *readQueue) push(tag uint32, to uint64, wqe *sendWQE) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	s := &q.ring[(q.head+uint(q.n))%uint(len(q.ring))]
+	s := &q.ring[q.tail]
 	*s = sink{tag: tag, to: to, wqe: wqe}
 	if wqe != nil {
 		s.cur.reset(wqe.sge)
 		s.size = uint32(s.cur.left)
 	}
-	q.n++
+	q.tail = after(q.tail, len(q.ring))
+	q.n.Add(1)
 }
 
-// oldest returns the Read that the next response must belong to, nil if none is under way. It belongs to the receiver.
+// oldest returns the Read that the next response must belong to, nil if none is under way.
 func (q *readQueue) oldest() *sink {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.n == 0 {
+	if q.n.Load() == 0 {
 		return nil
 	}
-	return &q.ring[q.head%uint(len(q.ring))]
+	return &q.ring[q.head]
 }
 
 // later returns the Read that is i behind the oldest, nil if there is none.
 func (q *readQueue) later(i int) *sink {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if i >= q.n {
+	if i >= int(q.n.Load()) {
 		return nil
 	}
 	return &q.ring[(q.head+uint(i))%uint(len(q.ring))]
 }
 
 func (q *readQueue) pop() {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.ring[q.head%uint(len(q.ring))] = sink{}
-	q.head++
-	q.n--
+	q.ring[q.head] = sink{}
+	q.head = after(q.head, len(q.ring))
+	q.n.Add(-1)
 }
 
 // response is an RDMA Read of the peer that is to be answered.
@@ -188,43 +182,37 @@ type response struct {
 	from culprit // for a Terminate
 }
 
-// responseQueue holds the peer's Reads, oldest first. It is bounded by IRD.
+// responseQueue holds the peer's Reads, oldest first. It is bounded by IRD. Who receives pushes, who encodes takes; there is one of each, and no lock.
 type responseQueue struct {
-	mu   sync.Mutex // guards all below
 	ring []response
-	head uint
-	n    int
+	n    atomic.Int32 // entries
+	head uint         // the encoder's
+	tail uint         // the receiver's
 }
 
 func (q *responseQueue) init(ird int) { q.ring = make([]response, ird) }
 
-func (q *responseQueue) full() bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return q.n == len(q.ring)
-}
+func (q *responseQueue) full() bool { return int(q.n.Load()) == len(q.ring) }
 
-// push adds a Read; the receiver checked that there is room.
+// empty may be asked by anybody.
+func (q *responseQueue) empty() bool { return q.n.Load() == 0 }
+
+// push adds a Read; there is room.
 func (q *responseQueue) push(r *readRequest, c *culprit) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.ring[(q.head+uint(q.n))%uint(len(q.ring))] = response{readRequest: *r, from: *c}
-	q.n++
+	q.ring[q.tail] = response{readRequest: *r, from: *c}
+	q.tail = after(q.tail, len(q.ring))
+	q.n.Add(1)
 }
 
-// oldest belongs to who encodes.
+// oldest returns the Read to answer next, nil if there is none.
 func (q *responseQueue) oldest() *response {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.n == 0 {
+	if q.n.Load() == 0 {
 		return nil
 	}
-	return &q.ring[q.head%uint(len(q.ring))]
+	return &q.ring[q.head]
 }
 
 func (q *responseQueue) pop() {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.head++
-	q.n--
+	q.head = after(q.head, len(q.ring))
+	q.n.Add(-1)
 }

@@ -31,6 +31,11 @@ func putOut(b []byte) {
 // kick gets going what can be sent.
 func (q *queuePair) kick() {
 	q.mu.Lock()
+	q.kickLocked()
+}
+
+// kickLocked lets mu go.
+func (q *queuePair) kickLocked() {
 	if q.writing || !q.workLocked() {
 		q.mu.Unlock()
 		return
@@ -95,11 +100,7 @@ func (q *queuePair) pump(inline bool) {
 			s.out = getOut()
 		}
 		q.refresh(written)
-		if err := q.fill(); err != nil {
-			// The batch ends here, and goes before the Terminate that fail prepared.
-			s.flush()
-			continue
-		}
+		q.fill() // after an error the batch ends, and goes before the Terminate that fail prepared
 		s.flush()
 	}
 }
@@ -152,16 +153,17 @@ func (q *queuePair) workLocked() bool {
 	case q.state != stateConnected:
 		return false
 	}
-	return q.msg.done < q.msg.size || q.q.resps.oldest() != nil || q.sendableLocked() != nil
+	return q.msg.done < q.msg.size || !q.q.resps.empty() || q.sendable(q.tail, q.held) != nil
 }
 
-// sendableLocked returns the next work request if it can be begun.
-func (q *queuePair) sendableLocked() *sendWQE {
-	if q.next == q.tail {
+// sendable returns the next work request if it can be begun. tail and held are those of mu, or of a while ago. It is asked by who has
+// writing, or under mu while nobody has.
+func (q *queuePair) sendable(tail uint64, held bool) *sendWQE {
+	if q.next == tail {
 		return nil
 	}
 	w := &q.ring[q.next%uint64(len(q.ring))]
-	if q.held && w.op < rdma.OpBind || w.flags&rdma.Fence != 0 && !q.q.reads.empty() || w.op == rdma.OpRead && q.q.reads.full() {
+	if held && w.op < rdma.OpBind || w.flags&rdma.Fence != 0 && !q.q.reads.empty() || w.op == rdma.OpRead && q.q.reads.full() {
 		return nil
 	}
 	return w
@@ -170,15 +172,26 @@ func (q *queuePair) sendableLocked() *sendWQE {
 // fill encodes a batch. An error ends the connection, and was given to fail.
 func (q *queuePair) fill() error {
 	s := &q.snd
+	q.mu.Lock()
+	tail, held := q.tail, q.held
+	if q.state != stateConnected {
+		q.msg.done, q.msg.size = 0, 0 // nothing of it follows
+		t := q.terminate
+		q.terminate = nil
+		q.mu.Unlock()
+		if t != nil {
+			s.segment(&segment{op: opTerminate, last: true, queue: queueTerminate, msn: 1}, t)
+		}
+		return nil
+	}
+	q.mu.Unlock()
 	for s.room() {
 		if q.msg.done == q.msg.size {
 			q.msgIsResp = false
-			began, err := q.begin()
+			began, err := q.begin(tail, held)
 			if err != nil || !began {
 				return err
 			}
-		} else if q.ending() {
-			return nil
 		}
 		whole, err := q.proceed()
 		if err != nil {
@@ -189,23 +202,11 @@ func (q *queuePair) fill() error {
 			if q.msgIsResp {
 				q.q.resps.pop()
 			} else {
-				q.mu.Lock()
 				q.encoded = q.next
-				q.mu.Unlock()
 			}
 		}
 	}
 	return nil
-}
-
-func (q *queuePair) ending() bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.state == stateConnected {
-		return false
-	}
-	q.msg.done, q.msg.size = 0, 0 // nothing of it follows
-	return true
 }
 
 // proceed encodes more of the current message.
@@ -248,17 +249,7 @@ func (q *queuePair) respond() (whole bool, err error) {
 
 // begin starts the next message: responses and work requests in turn. It carries out
 // the work requests that send nothing. It returns false if there is none.
-func (q *queuePair) begin() (bool, error) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	s := &q.snd
-	if q.state != stateConnected {
-		if t := q.terminate; t != nil {
-			q.terminate = nil
-			s.segment(&segment{op: opTerminate, last: true, queue: queueTerminate, msn: 1}, t)
-		}
-		return false, nil
-	}
+func (q *queuePair) begin(tail uint64, held bool) (bool, error) {
 	q.turn = !q.turn
 	if q.turn {
 		if r := q.q.resps.oldest(); r != nil {
@@ -266,7 +257,7 @@ func (q *queuePair) begin() (bool, error) {
 			return true, nil
 		}
 	}
-	for w := q.sendableLocked(); w != nil; w = q.sendableLocked() {
+	for w := q.sendable(tail, held); w != nil; w = q.sendable(tail, held) {
 		q.next++
 		if w.op < rdma.OpBind {
 			q.beginSend(w)
@@ -283,9 +274,7 @@ func (q *queuePair) begin() (bool, error) {
 		q.encoded = q.next
 		if !ok {
 			err := fmt.Errorf("%w: %v failed", rdma.ErrInvalid, w.op)
-			q.mu.Unlock()
 			q.fail(err, noFault, nil)
-			q.mu.Lock()
 			return false, err
 		}
 	}
