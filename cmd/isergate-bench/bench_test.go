@@ -20,13 +20,7 @@ import (
 var binary string
 
 func TestMain(m *testing.M) {
-	if len(os.Args) == 2 && os.Args[1] == workerArg { // the harness starts itself for the raw limits
-		if err := worker(os.Stdin, os.Stdout); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
+	helperMain() // the harness starts itself
 	os.Exit(testMain(m))
 }
 
@@ -101,7 +95,7 @@ func complete(t *testing.T, r *Report, want int) {
 
 func TestRun(t *testing.T) {
 	o := small(t)
-	o.NoStore = true
+	o.Parts.Targets = true
 	r, err := run(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
@@ -124,11 +118,35 @@ func TestRun(t *testing.T) {
 	}
 }
 
+// TestRunTransports measures iSER beside iSCSI/TCP.
+func TestRunTransports(t *testing.T) {
+	o := small(t)
+	o.Parts.Transports = true
+	r, err := run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	noneLeft(t, o.Dir)
+	complete(t, r, 2*2*2*6+6) // units, CRC off and on, transports, loads; and the bare streams
+	if len(r.Transports) != 2*2*6 {
+		t.Errorf("%d comparisons of transports", len(r.Transports))
+	}
+	for _, c := range r.Transports {
+		if c.ISER.Operations == 0 || c.TCP.Operations == 0 || c.Stream.Operations == 0 || c.Rate <= 0 || c.Limit <= 0 {
+			t.Errorf("%+v", c)
+		}
+	}
+	var text bytes.Buffer
+	if err := r.text(&text); err != nil || !strings.Contains(text.String(), "null, CRC on") {
+		t.Errorf("%v\n%s", err, text.String())
+	}
+}
+
 // TestRunStore measures what needs an S3 server.
 func TestRunStore(t *testing.T) {
 	s3test.New(t, s3test.Versitygw).Stop() // skips the test, or fails it, when there is none
 	o := small(t)
-	o.Cases = "nothing destaged|destage|cold"
+	o.Parts.Store = true
 	t.Setenv("TMPDIR", os.TempDir()) // restored after the run, which sets it
 	r, err := run(t.Context(), o)
 	if err != nil {
@@ -144,7 +162,7 @@ func TestRunStore(t *testing.T) {
 // A run that is broken off leaves nothing behind.
 func TestRunCancelled(t *testing.T) {
 	o := small(t)
-	o.NoStore, o.Rounds = true, 100
+	o.Parts.Targets, o.Rounds = true, 100
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	o.Progress = writerFunc(func(p []byte) (int, error) {

@@ -44,8 +44,8 @@ type gateway struct {
 	portal  string
 }
 
-// newGateway makes a configuration and starts isergate with it. What is not in the configuration has the default.
-func (h *harness) newGateway(ctx context.Context, name, bucket string, journal int64, env []string) (*gateway, error) {
+// newGateway makes a configuration and starts isergate with it. What is not in the configuration has the default; more is YAML that is added to it.
+func (h *harness) newGateway(ctx context.Context, name, bucket string, journal int64, more string, env []string) (*gateway, error) {
 	g := &gateway{h: h, name: name, dir: filepath.Join(h.dir, name), bucket: bucket, env: env, journal: journal}
 	if err := os.Mkdir(g.dir, 0o700); err != nil {
 		return nil, err
@@ -53,7 +53,7 @@ func (h *harness) newGateway(ctx context.Context, name, bucket string, journal i
 	if g.bucket == "" {
 		g.bucket = "file://" + filepath.Join(g.dir, "bucket")
 	}
-	settings := fmt.Sprintf("cache:\n  journal: %d\n", journal)
+	settings := fmt.Sprintf("cache:\n  journal: %d\n%s", journal, more)
 	if h.o.Profile != "" {
 		port, err := freePort()
 		if err != nil {
@@ -160,6 +160,12 @@ func (g *gateway) drained(ctx context.Context, volume string) error {
 
 // putBytes returns the bytes of all objects that the gateway has put so far.
 func (g *gateway) putBytes(ctx context.Context) (int64, error) {
+	n, err := g.metric(ctx, `isergate_object_bytes_total{op="put"}`)
+	return int64(n), err
+}
+
+// metric returns the value of one metric, which is a whole number.
+func (g *gateway) metric(ctx context.Context, name string) (uint64, error) {
 	socket := filepath.Join(g.dir, "data", "api.sock")
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
@@ -169,12 +175,12 @@ func (g *gateway) putBytes(ctx context.Context) (int64, error) {
 		return 0, err
 	}
 	for line := range strings.Lines(string(text)) {
-		if value, found := strings.CutPrefix(line, `isergate_object_bytes_total{op="put"} `); found {
+		if value, found := strings.CutPrefix(line, name+" "); found {
 			n, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
-			return int64(n), err
+			return uint64(n), err
 		}
 	}
-	return 0, errors.New("the gateway's metrics do not say how many bytes it has put")
+	return 0, fmt.Errorf("the gateway has no metric %s", name)
 }
 
 // profile records for about the duration where CPU time goes, and at both ends what has been allocated so far, into files
@@ -183,11 +189,16 @@ func (g *gateway) profile(ctx context.Context, name string, d time.Duration) err
 	if g.pprof == "" {
 		return nil
 	}
+	return g.h.takeProfile(ctx, g.pprof, name, d)
+}
+
+// takeProfile is profile of the process that serves profiles at address.
+func (h *harness) takeProfile(ctx context.Context, address, name string, d time.Duration) error {
 	seconds := int(max(d, time.Second).Round(time.Second) / time.Second)
 	for _, p := range []struct{ query, suffix string }{
 		{"heap?gc=1", "before"}, {fmt.Sprintf("profile?seconds=%d", seconds), "cpu"}, {"heap?gc=1", "after"},
 	} {
-		if err := fetch(ctx, fmt.Sprintf("http://%s/debug/pprof/%s", g.pprof, p.query), filepath.Join(g.h.o.Profile, name+"."+p.suffix)); err != nil {
+		if err := fetch(ctx, fmt.Sprintf("http://%s/debug/pprof/%s", address, p.query), filepath.Join(h.o.Profile, name+"."+p.suffix)); err != nil {
 			return err
 		}
 	}

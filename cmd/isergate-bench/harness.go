@@ -27,10 +27,17 @@ type Options struct {
 	Journal  int64         `json:"journal_bytes"` // of a gateway
 	Destage  int64         `json:"destage_bytes"` // written, destaged and read cold in each round; at least 16 objects
 	NoTgt    bool          `json:"-"`             // leave the peer out
-	NoStore  bool          `json:"-"`             // leave destaging and cold reads out
+	Parts    Parts         `json:"parts"`
 	Profile  string        `json:"profile,omitempty"`
 	Cases    string        `json:"cases,omitempty"` // regular expression; empty: all
 	Progress io.Writer     `json:"-"`
+}
+
+// Parts are what a run consists of. No part means all of them.
+type Parts struct {
+	Targets    bool `json:"targets"`    // isergate, tgt and the bare append and fdatasync loop
+	Store      bool `json:"store"`      // destaging and cold reads
+	Transports bool `json:"transports"` // iSER and iSCSI/TCP
 }
 
 // Classes of a measurement: what a write that is answered survives.
@@ -146,20 +153,41 @@ func run(ctx context.Context, o Options) (_ *Report, err error) {
 		err = errors.Join(err, os.RemoveAll(dir))
 	}()
 	h.report.Machine.Isergate = output(o.Isergate, "version")
-	if err := h.prepare(ctx); err != nil {
-		return nil, err
+	if o.Parts == (Parts{}) {
+		o.Parts = Parts{Targets: true, Store: true, Transports: true}
 	}
-	store, err := h.newStore(ctx)
-	if err != nil {
-		return nil, err
+	var store *store
+	var transports *transports
+	if o.Parts.Transports {
+		if transports, err = h.newTransports(ctx); err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, transports.close()) }()
+	}
+	if o.Parts.Targets {
+		if err := h.prepare(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if o.Parts.Store {
+		if store, err = h.newStore(ctx); err != nil {
+			return nil, err
+		}
 	}
 	if store != nil {
 		defer store.close()
 	}
 	for round := range o.Rounds {
 		h.say("round %d of %d, load average %s", round+1, o.Rounds, loadAverage())
-		if err := h.round(ctx, round); err != nil {
-			return nil, err
+		if transports != nil {
+			if err := transports.round(ctx, round); err != nil {
+				return nil, err
+			}
+		}
+		if o.Parts.Targets {
+			if err := h.round(ctx, round); err != nil {
+				return nil, err
+			}
 		}
 		if store != nil {
 			if err := store.round(ctx, round); err != nil {
@@ -181,7 +209,7 @@ func (h *harness) say(format string, args ...any) {
 // prepare starts isergate and tgt and fills their LUNs.
 func (h *harness) prepare(ctx context.Context) (err error) {
 	h.say("preparing: two journals of %d MiB are written once", h.o.Journal>>20)
-	if h.gateway, err = h.newGateway(ctx, "isergate", "", h.o.Journal, nil); err != nil {
+	if h.gateway, err = h.newGateway(ctx, "isergate", "", h.o.Journal, "", nil); err != nil {
 		return err
 	}
 	for _, v := range []struct {
@@ -391,5 +419,5 @@ func (h *harness) measure(ctx context.Context, t *target, l load, class string, 
 }
 
 func profileName(load string, depth int, class string) string {
-	return fmt.Sprintf("%s-d%d-%s", strings.ReplaceAll(load, " ", "-"), depth, class)
+	return strings.NewReplacer(" ", "-", "/", "-", ",", "").Replace(fmt.Sprintf("%s-d%d-%s", load, depth, class))
 }

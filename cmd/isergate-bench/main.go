@@ -1,10 +1,12 @@
 // Command isergate-bench measures isergate beside a peer and beside what disk and object store can do at most, all in one
 // run on one machine. It is a developer's program; "make bench" runs it.
 //
-// Three kinds of figures, each with the ratio to isergate in the same round:
+// Four kinds of figures, each with the ratio to isergate in the same round:
 //   - Debian's tgt with a file as LUN, over loopback iSCSI with the same client: small random and large sequential operations, one
 //     and 32 in flight, writes both durable and not;
 //   - a bare append and fdatasync loop with as many writers;
+//   - iSER over the software RNIC beside iSCSI/TCP, with isergate's own initiator, a unit that keeps nothing or a volume in memory,
+//     and a bare TCP connection that moves as much;
 //   - bare PUTs and ranged GETs of the same objects at the same S3 server, against destaging and cold reads.
 package main
 
@@ -20,17 +22,12 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/isergate/isergate/cmd/isergate-bench/internal/nulltarget"
 	"github.com/isergate/isergate/gateway/units"
 )
 
 func main() {
-	if len(os.Args) == 2 && os.Args[1] == workerArg {
-		if err := worker(os.Stdin, os.Stdout); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		return
-	}
+	helperMain()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	err := command(ctx, os.Args[1:], os.Stdout, os.Stderr)
@@ -44,6 +41,22 @@ func main() {
 	}
 }
 
+// helperMain does not return in a process that the harness started for something beside itself.
+func helperMain() {
+	if len(os.Args) != 2 {
+		return
+	}
+	role, known := map[string]func(io.Reader, io.Writer) error{workerArg: worker, nulltarget.Arg: nulltarget.Main, streamArg: streamTarget}[os.Args[1]]
+	if !known {
+		return
+	}
+	if err := role(os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
 // errUsage: the command line is wrong, which was said.
 var errUsage = errors.New("wrong command line")
 
@@ -52,6 +65,7 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	o := Options{Progress: stderr}
 	size, journal, destage := 256*units.MiB, 4*units.GiB, 512*units.MiB
 	var quick bool
+	var parts string
 	var jsonFile, markdownFile string
 	flags := flag.NewFlagSet("isergate-bench", flag.ContinueOnError)
 	flags.SetOutput(stderr)
@@ -64,6 +78,7 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	flags.TextVar(&destage, "destage", destage, "`bytes` that are destaged and read cold in each round")
 	flags.BoolVar(&quick, "quick", false, "a run of less than a minute, to see whether anything broke")
 	flags.StringVar(&o.Cases, "cases", "", "measure only what matches this regular `expression`, such as \"random read depth=32\"")
+	flags.StringVar(&parts, "parts", "targets,store,transports", "`parts` of the run: targets (isergate, tgt, the append loop), store (destaging and cold reads), transports (iSER and iSCSI/TCP)")
 	flags.StringVar(&o.Profile, "profile", "", "write CPU and allocation profiles of isergate to this `directory`, one for each load")
 	flags.StringVar(&jsonFile, "json", "", "write the report as JSON to this `file`, - for standard output")
 	flags.StringVar(&markdownFile, "markdown", "", "write the report for the README to this `file`, - for standard output; in a file that has them, the text between \""+markBegin+"\" and \""+markEnd+"\" is replaced")
@@ -89,8 +104,8 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		}
 	}
 	o.Size, o.Journal, o.Destage = int64(size), int64(journal), int64(destage)
-	if err := o.validate(); err != nil || flags.NArg() > 0 {
-		fmt.Fprintln(stderr, errors.Join(err, extra(flags.Args())))
+	if err := errors.Join(o.validate(), o.Parts.parse(parts), extra(flags.Args())); err != nil {
+		fmt.Fprintln(stderr, err)
 		return errUsage
 	}
 	report, err := run(ctx, o)
@@ -119,6 +134,23 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) error
 			}
 		}
 		return write(markdownFile, figures, stdout)
+	}
+	return nil
+}
+
+// parse reads names of parts, separated by commas.
+func (p *Parts) parse(text string) error {
+	for name := range strings.SplitSeq(text, ",") {
+		switch name {
+		case "targets":
+			p.Targets = true
+		case "store":
+			p.Store = true
+		case "transports":
+			p.Transports = true
+		default:
+			return fmt.Errorf("-parts %s: %q is none of targets, store and transports", text, name)
+		}
 	}
 	return nil
 }

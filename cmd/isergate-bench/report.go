@@ -48,6 +48,9 @@ type Sample struct {
 	CPUPerOpSettled float64 `json:"cpu_us_per_operation_settled,omitempty"`
 	// ClientCPUPerOp is the CPU of the load generator.
 	ClientCPUPerOp float64 `json:"client_cpu_us_per_operation,omitempty"`
+	// Allocations on the heap of the target's process, and of the load generator; measured with the transports only.
+	AllocsPerOp       float64 `json:"allocations_per_operation,omitempty"`
+	ClientAllocsPerOp float64 `json:"client_allocations_per_operation,omitempty"`
 }
 
 func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
@@ -104,6 +107,7 @@ type Report struct {
 	Notes        []string      `json:"notes"`
 	Measurements []*Series     `json:"measurements"`
 	Comparisons  []*Comparison `json:"comparisons"`
+	Transports   []*Carried    `json:"transports"`
 }
 
 func (r *Report) find(id ID) *Series {
@@ -154,12 +158,16 @@ func (r *Report) complete() {
 			CPUPerGB:        of(func(s *Sample) float64 { return s.CPUPerGB }),
 			CPUPerOpSettled: of(func(s *Sample) float64 { return s.CPUPerOpSettled }),
 			ClientCPUPerOp:  of(func(s *Sample) float64 { return s.ClientCPUPerOp }),
+
+			AllocsPerOp:       of(func(s *Sample) float64 { return s.AllocsPerOp }),
+			ClientAllocsPerOp: of(func(s *Sample) float64 { return s.ClientAllocsPerOp }),
 		}
 		s.Slowest, s.Fastest = s.Samples[0].PerSecond, s.Samples[0].PerSecond
 		for _, x := range s.Samples {
 			s.Slowest, s.Fastest = min(s.Slowest, x.PerSecond), max(s.Fastest, x.PerSecond)
 		}
 	}
+	r.Transports = r.carried()
 	r.Comparisons = nil
 	for _, other := range r.Measurements {
 		if other.Target == ours {
@@ -190,15 +198,7 @@ var peers = []string{peerTgt, rawJournal, rawPut, rawGet}
 
 // compare sets isergate's series against another.
 func compare(ours, other *Series) *Comparison {
-	ratio := func(field func(*Sample) float64) float64 {
-		var v []float64
-		for i := range min(len(ours.Samples), len(other.Samples)) {
-			if a, b := field(&ours.Samples[i]), field(&other.Samples[i]); a > 0 && b > 0 {
-				v = append(v, a/b)
-			}
-		}
-		return median(v)
-	}
+	ratio := func(field func(*Sample) float64) float64 { return ratios(ours, other, field) }
 	c := &Comparison{Load: ours.Load, Depth: ours.Depth, Class: ours.Class, Peer: other.Target, Isergate: ours.Median, Other: other.Median,
 		Rate: ratio(func(s *Sample) float64 { return s.MBPerSecond }),
 		P50:  ratio(func(s *Sample) float64 { return s.P50 }),
@@ -209,6 +209,17 @@ func compare(ours, other *Series) *Comparison {
 		c.Rate, c.CPU = ratio(func(s *Sample) float64 { return s.PerSecond }), ratio(func(s *Sample) float64 { return s.CPUPerOp })
 	}
 	return c
+}
+
+// ratios returns the median of the ratios of a and b within one round; 0: none.
+func ratios(a, b *Series, field func(*Sample) float64) float64 {
+	var v []float64
+	for i := range min(len(a.Samples), len(b.Samples)) {
+		if x, y := field(&a.Samples[i]), field(&b.Samples[i]); x > 0 && y > 0 {
+			v = append(v, x/y)
+		}
+	}
+	return median(v)
 }
 
 // json writes the report for programs.
@@ -311,6 +322,9 @@ func (r *Report) tables() []table {
 			out = append(out, t)
 		}
 	}
+	if len(r.Transports) > 0 {
+		out = append(out, r.transportTable())
+	}
 	return out
 }
 
@@ -334,6 +348,9 @@ func (r *Report) about() []string {
 	if m.Store != "" {
 		lines = append(lines, fmt.Sprintf("%s: objects of the same sizes and number in flight, to the same server (%s, loopback). %s: cold sequential reads against ranges of 256 KiB, cold random ones against ranges of 64 KiB, "+
 			"the smallest piece of an object that can be verified.", rawPut, m.Store, rawGet))
+	}
+	if len(r.Transports) > 0 {
+		lines = append(lines, aboutTransports...)
 	}
 	if o.Profile != "" {
 		lines = append(lines, "isergate was profiled in the first round.")

@@ -41,9 +41,6 @@ func (s *store) wanted() bool {
 
 // newStore starts the server and a gateway. It returns nil when the server is not installed.
 func (h *harness) newStore(ctx context.Context) (_ *store, err error) {
-	if h.o.NoStore {
-		return nil, nil
-	}
 	// The server keeps its data below TMPDIR: it belongs on the same file system as everything else.
 	if err := os.Setenv("TMPDIR", h.dir); err != nil {
 		return nil, err
@@ -69,7 +66,7 @@ func (h *harness) newStore(ctx context.Context) (_ *store, err error) {
 	}
 	// The journal must hold what is written while the server is held.
 	journal := max(2*h.o.Destage, h.o.Journal)
-	if s.gateway, err = h.newGateway(ctx, "isergate-s3", server.URL(bucketName, gatewayPrefix), journal, server.Env()); err != nil {
+	if s.gateway, err = h.newGateway(ctx, "isergate-s3", server.URL(bucketName, gatewayPrefix), journal, "", server.Env()); err != nil {
 		return nil, err
 	}
 	if s.volume, err = s.gateway.create(ctx, storeVolume, h.o.Destage, "local", journal*3/4); err != nil {
