@@ -2,7 +2,8 @@
 # make test    installs what the tests need (Debian, Ubuntu), then runs all of them
 # make lint    formatting, go.mod, vet, staticcheck
 # make soak    power cuts and kill -9, longer
-# make lab     a shell in a guest with the kernel's initiator, and a gateway for it
+# make lab      a shell in a guest with the kernel's initiator, and a gateway for it
+# make lab-test the kernel's initiator against the gateway over TCP and iSER, every check
 # make fuzz    each fuzz target for FUZZTIME=2m
 # make bench   figures beside a peer and the raw limits, in about seven minutes: BENCHFLAGS="-rounds 5 -json FILE -markdown README.md"
 SHELL := /bin/bash
@@ -12,7 +13,7 @@ SHELL := /bin/bash
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/isergate
 STATICCHECK := $(CACHE)/staticcheck-$(shell sed -n 's|^require honnef.co/go/tools v||p' .ci/tools/go.mod)
 
-.PHONY: build test lint unit race fuzz install bench bench-quick soak lab
+.PHONY: build test lint unit race fuzz install bench bench-quick soak lab lab-test
 
 build:
 	CGO_ENABLED=0 go build -trimpath -o bin/isergate ./cmd/isergate
@@ -53,6 +54,9 @@ lab: build
 	bin/isergate serve --demo --data-dir "$$dir/data" --portal 127.0.0.1:3260,advertise=10.0.2.2:3260 >"$$dir/log" 2>&1 &
 	bin/isergate status --wait 60s --api "unix:$$dir/data/api.sock" || { cat "$$dir/log" >&2; exit 1; }
 	go run ./iser/lab/cmd shell
+
+lab-test: install
+	ISERGATE_REQUIRE_ALL=1 ISERGATE_LONG=1 go test -count=1 -v -timeout 60m -run 'TestLinux|TestGuest|TestKernelAlone' ./cmd/isergate ./iser/lab
 
 fuzz:
 	.ci/fuzz

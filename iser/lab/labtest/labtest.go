@@ -18,6 +18,9 @@ import (
 // that does nothing else.
 const Limit = 5 * time.Minute
 
+// consoleLimit is how much of a console is logged.
+const consoleLimit = 12000
+
 // Guest is a guest that ends with its test. A test that failed logs its console.
 type Guest struct {
 	*lab.Guest
@@ -47,7 +50,8 @@ func Boot(t testing.TB, o lab.Options) *Guest {
 	t.Cleanup(func() {
 		guest.Close()
 		if t.Failed() {
-			t.Logf("the guest's console:\n%s", guest.Console())
+			console := guest.Console()
+			t.Logf("the end of the guest's console:\n%s", console[max(0, len(console)-consoleLimit):])
 		}
 	})
 	t.Logf("the guest is up after %v", time.Since(start).Round(100*time.Millisecond))
