@@ -59,7 +59,7 @@ func (r *rig) Targets(context.Context, string) []string { return []string{target
 // newRig starts a target. change adapts the options of its parts.
 func newRig(t testing.TB, change ...func(*rig, *iscsi.Options, *iser.Options)) *rig {
 	t.Helper()
-	r := &rig{t: t, medium: scsitest.NewMedium(16384, 512), units: scsi.NewInventory()}
+	r := &rig{t: t, medium: scsitest.NewMedium(8192, 512), units: scsi.NewInventory()}
 	check := func(err error) {
 		t.Helper()
 		if err != nil {
