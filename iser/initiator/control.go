@@ -96,6 +96,7 @@ func (s *Session) receive(h *pdu.Header, data []byte) error {
 		}
 		return s.reply(h, data)
 	case pdu.OpLogoutResponse:
+		s.loggedOut(h)
 		return s.reply(h, data)
 	case pdu.OpAsync:
 		return s.async(h, data)
@@ -285,8 +286,9 @@ func (s *Session) leave(within time.Duration) {
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), s.o.TaskTimeout)
 		defer cancel()
-		err := s.logout(ctx)
-		s.part(errors.Join(fmt.Errorf("%w: the target asked for a logout", ErrConnection), err), err == nil)
+		why := fmt.Errorf("%w: the target asked for a logout", ErrConnection)
+		err := s.logout(ctx, why)
+		s.part(errors.Join(why, err), err == nil)
 	})
 }
 
@@ -441,8 +443,25 @@ func (s *Session) LUNReset(ctx context.Context, lun uint16) error {
 	return err
 }
 
-// logout closes the session at the target.
-func (s *Session) logout(ctx context.Context) error {
+// loggedOut ends the session for those who still want something of it, if h is the good answer to a logout: the target may end
+// the connection now.
+func (s *Session) loggedOut(h *pdu.Header) {
+	var p pdu.LogoutResponse
+	if p.Decode(h) != nil || p.Response != pdu.LogoutOK {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err == nil {
+		s.err = s.parting // nil if nobody asked for a logout; reply sees that
+	}
+}
+
+// logout closes the session at the target; why is the session's error from then on.
+func (s *Session) logout(ctx context.Context, why error) error {
+	s.mu.Lock()
+	s.parting = why
+	s.mu.Unlock()
 	h, _, err := s.roundTrip(ctx, true, nil, func(_ *task, tag pdu.TaskTag, cmd, exp pdu.Serial, h *pdu.Header) {
 		(&pdu.LogoutRequest{Immediate: true, Reason: pdu.CloseSession, ITT: tag, CmdSN: cmd, ExpStatSN: exp}).Encode(h)
 	})
@@ -461,7 +480,7 @@ func (s *Session) logout(ctx context.Context) error {
 
 // Logout closes the session in order and reports the target's answer. Close does the same without an answer.
 func (s *Session) Logout(ctx context.Context) error {
-	err := s.logout(ctx)
+	err := s.logout(ctx, ErrClosed)
 	s.closing.Do(func() { s.part(ErrClosed, err == nil) })
 	s.wg.Wait()
 	return err

@@ -19,14 +19,18 @@ func (s *Session) roomLocked() bool {
 	return limit == 0 || len(s.immediate) < int(limit)
 }
 
+// crowdedLocked reports whether half of the limit is used.
+func (s *Session) crowdedLocked() bool {
+	return len(s.immediate) >= (int(s.login.TargetUnexpected)+1)/2
+}
+
 // sentImmediateLocked counts an immediate PDU with the current CmdSN.
 func (s *Session) sentImmediateLocked() {
-	limit := int(s.login.TargetUnexpected)
-	if limit == 0 {
+	if s.login.TargetUnexpected == 0 {
 		return
 	}
 	s.immediate = append(s.immediate, s.cmdSN)
-	if len(s.immediate) >= (limit+1)/2 && !s.retiring && s.err == nil {
+	if s.crowdedLocked() && !s.retiring && s.err == nil {
 		s.retiring = true
 		s.wg.Go(s.retire)
 	}
@@ -34,14 +38,20 @@ func (s *Session) sentImmediateLocked() {
 
 // retire ends the immediate PDUs so far, by a ping that is not immediate.
 func (s *Session) retire() {
-	ctx, cancel := context.WithTimeout(context.Background(), s.o.TaskTimeout)
-	defer cancel()
-	_, _, err := s.roundTrip(ctx, false, nil, nopOut(false))
-	s.mu.Lock()
-	s.retiring = false
-	s.mu.Unlock()
-	if err != nil {
-		s.o.Logger.Debug("the target does not answer a ping in the command window", "target", s.o.TargetName, "portal", s.o.Portal, "err", err)
+	for {
+		ctx, cancel := context.WithTimeout(context.Background(), s.o.TaskTimeout)
+		_, _, err := s.roundTrip(ctx, false, nil, nopOut(false))
+		cancel()
+		s.mu.Lock()
+		s.retiring = err == nil && s.crowdedLocked() // by those that were sent meanwhile
+		again := s.retiring
+		s.mu.Unlock()
+		if err != nil {
+			s.o.Logger.Debug("the target does not answer a ping in the command window", "target", s.o.TargetName, "portal", s.o.Portal, "err", err)
+		}
+		if !again {
+			return
+		}
 	}
 }
 

@@ -126,6 +126,7 @@ func (l *login) run() error {
 	}
 	if l.iser {
 		l.out.TargetMaxAHS = 256
+		l.out.hello = o.ISER.Hello
 	}
 	if err := l.security(); err != nil {
 		return err
@@ -253,7 +254,6 @@ func (l *login) operational() error {
 			if l.iser && !l.out.ISER {
 				return ErrNoISER
 			}
-			l.out.hello = l.out.hello && l.iser
 			return nil
 		}
 	}
@@ -292,6 +292,10 @@ func (l *login) settle(got pdu.Pairs) (answers pdu.Pairs, err error) {
 				return nil, protocolError("%s answered twice", p.Key)
 			}
 			l.offered[p.Key] = ""
+			if p.Key == "iSERHelloRequired" { // a declaration, which some answer all the same
+				l.out.hello = p.Value == "Yes"
+				continue
+			}
 			if p.Value == pdu.ValueNotUnderstood || p.Value == pdu.ValueIrrelevant {
 				continue // the default holds
 			}
@@ -356,16 +360,12 @@ func (l *login) result(p pdu.Pair, offer string) error {
 		} else {
 			out.DataDigest = p.Value == "CRC32C"
 		}
-	case "RDMAExtensions", "iSERHelloRequired":
+	case "RDMAExtensions":
 		b, err := pdu.ParseBool(p.Value)
 		if err != nil {
 			return bad()
 		}
-		if p.Key == "RDMAExtensions" {
-			out.ISER = b
-		} else {
-			out.hello = b
-		}
+		out.ISER = b
 	case "InitiatorRecvDataSegmentLength":
 		return number(func(n uint64) { out.MaxRecv = uint32(n) }, 512, offered)
 	case "TargetRecvDataSegmentLength":

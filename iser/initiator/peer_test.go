@@ -15,11 +15,18 @@ import (
 // peer is a scripted target: the test plays it PDU by PDU.
 type peer struct {
 	t      testing.TB
-	c      *Conn
+	c      peerConn
 	statSN pdu.Serial
 	exp    pdu.Serial // ExpCmdSN
 	max    pdu.Serial // MaxCmdSN
 	last   *PDU       // the login request that expectKeys received
+}
+
+// peerConn is a connection of the peer: TCP, or messages.
+type peerConn interface {
+	Send(p *PDU) error
+	Receive() (*PDU, error)
+	Close() error
 }
 
 // listen runs script for each connection to the portal it returns.
@@ -41,8 +48,9 @@ func listen(t testing.TB, script func(*peer)) string {
 			if err != nil {
 				return
 			}
-			p := &peer{t: t, c: NewConn(c), statSN: 100, exp: 1, max: 64}
-			p.c.SetMaxRecv(1 << 20)
+			tcp := NewConn(c)
+			tcp.SetMaxRecv(1 << 20)
+			p := &peer{t: t, c: tcp, statSN: 100, exp: 1, max: 64}
 			script(p)
 			p.c.Close()
 		}

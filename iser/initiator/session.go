@@ -35,6 +35,7 @@ type Session struct {
 	maxCmdSN pdu.Serial
 	waiters  []chan struct{} // commands that wait for the window to open
 	err      error           // why the session ends; nil while it is usable
+	parting  error           // what err becomes with the answer to a logout
 	leaving  bool            // the target asked for a logout: no new commands
 	busy     int             // active SCSI tasks
 	idle     chan struct{}   // closed when leaving and busy is 0; nil otherwise
@@ -176,7 +177,7 @@ func (s *Session) Close() error {
 	s.closing.Do(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), s.o.TaskTimeout)
 		defer cancel()
-		s.part(ErrClosed, s.logout(ctx) == nil) // best effort: the connection may be gone
+		s.part(ErrClosed, s.logout(ctx, ErrClosed) == nil) // best effort: the connection may be gone
 	})
 	s.wg.Wait()
 	return nil
@@ -203,11 +204,6 @@ func (s *Session) fail(err error) {
 // part ends the session with err. After a logout over iSER it is the target that ends the connection (RFC 7145, 5.2.1).
 func (s *Session) part(err error, loggedOut bool) {
 	if _, ok := s.mover.(*iserMover); ok && loggedOut {
-		s.mu.Lock()
-		if s.err == nil {
-			s.err = err
-		}
-		s.mu.Unlock()
 		timer := time.NewTimer(logoutPatience)
 		defer timer.Stop()
 		select {

@@ -21,9 +21,9 @@ func session(t testing.TB, change func(*Options), keys pdu.Pairs, script func(*p
 		for _, k := range keys {
 			switch k.Key {
 			case "HeaderDigest":
-				p.c.headerDigest = k.Value == "CRC32C"
+				p.c.(*Conn).headerDigest = k.Value == "CRC32C"
 			case "DataDigest":
-				p.c.dataDigest = k.Value == "CRC32C"
+				p.c.(*Conn).dataDigest = k.Value == "CRC32C"
 			}
 		}
 		script(p)

@@ -9,19 +9,51 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/isergate/isergate/cache/arena"
 	"github.com/isergate/isergate/iser/initiator/internal/target"
 	"github.com/isergate/isergate/iser/iscsi"
 	"github.com/isergate/isergate/iser/iscsi/pdu"
 	"github.com/isergate/isergate/iser/scsi/scsitest"
 )
 
-// ownOptions log in to our own target.
-func ownOptions(srv *target.Server) Options {
-	return Options{Portal: srv.Portal, InitiatorName: testInitiator, TargetName: target.Name}
+// own is a way to reach our own target.
+type own struct {
+	*target.Server
+	iser *ISER // nil: TCP
 }
 
-func TestOwnDiscovery(t *testing.T) {
-	srv := target.Start(t, iscsi.Options{}, nil, 1024, 512)
+// ownOptions log in to our own target.
+func ownOptions(srv own) Options {
+	return Options{Portal: srv.Portal, InitiatorName: testInitiator, TargetName: target.Name, ISER: srv.iser}
+}
+
+// starter starts our own target on a portal that serves both transports.
+type starter func(t testing.TB, o iscsi.Options, chap *iscsi.CHAP, blocks uint64, blockSize uint32) own
+
+// overAll runs a test over TCP, and over iSER with both ways to log in.
+func overAll(t *testing.T, test func(t *testing.T, start starter)) {
+	for _, way := range []struct {
+		name string
+		iser *ISER
+	}{{"tcp", nil}, {"iser", &ISER{}}, {"stream", &ISER{Stream: true}}} {
+		t.Run(way.name, func(t *testing.T) {
+			test(t, func(t testing.TB, o iscsi.Options, chap *iscsi.CHAP, blocks uint64, blockSize uint32) own {
+				t.Helper()
+				m, err := arena.New(32 << 20)
+				if err != nil {
+					t.Fatal(err)
+				}
+				srv := target.StartBoth(t, o, m, chap, blocks, blockSize)
+				return own{srv, way.iser}
+			})
+		})
+	}
+}
+
+func TestOwnDiscovery(t *testing.T) { overAll(t, testOwnDiscovery) }
+
+func testOwnDiscovery(t *testing.T, start starter) {
+	srv := start(t, iscsi.Options{}, nil, 1024, 512)
 	found, err := Discover(testContext(t), srv.Portal, Options{InitiatorName: testInitiator})
 	if err != nil || len(found) != 2 {
 		t.Fatalf("%+v, %v", found, err)
@@ -33,8 +65,10 @@ func TestOwnDiscovery(t *testing.T) {
 	}
 }
 
-func TestOwnCHAP(t *testing.T) {
-	srv := target.Start(t, iscsi.Options{}, &iscsi.CHAP{User: "me", Secret: []byte("a-forward-secret"), MutualUser: "you", MutualSecret: []byte("a-reverse-secret")}, 1024, 512)
+func TestOwnCHAP(t *testing.T) { overAll(t, testOwnCHAP) }
+
+func testOwnCHAP(t *testing.T, start starter) {
+	srv := start(t, iscsi.Options{}, &iscsi.CHAP{User: "me", Secret: []byte("a-forward-secret"), MutualUser: "you", MutualSecret: []byte("a-reverse-secret")}, 1024, 512)
 	o := ownOptions(srv)
 	o.TargetName = target.OtherName
 	for _, a := range []CHAPAlgorithm{CHAPMD5, CHAPSHA256} {
@@ -72,10 +106,12 @@ func TestOwnCHAP(t *testing.T) {
 }
 
 // Every negotiated shape of a transfer moves the same bytes.
-func TestOwnData(t *testing.T) {
+func TestOwnData(t *testing.T) { overAll(t, testOwnData) }
+
+func testOwnData(t *testing.T, start starter) {
 	r := seeded(t)
 	for _, block := range []uint32{512, 4096} {
-		srv := target.Start(t, iscsi.Options{}, nil, 4<<20/uint64(block), block)
+		srv := start(t, iscsi.Options{QueueDepth: 4, FirstBurstLength: 32768, UnsolicitedData: true}, nil, 4<<20/uint64(block), block)
 		for _, test := range []struct {
 			name   string
 			change func(*Options)
@@ -97,7 +133,8 @@ func TestOwnData(t *testing.T) {
 				test.change(&o)
 				s := mustDial(t, o)
 				p := s.Parameters()
-				if p.InitialR2T != o.InitialR2T || p.ImmediateData == o.NoImmediateData || p.HeaderDigest != (o.HeaderDigest == DigestRequired) {
+				if p.InitialR2T != o.InitialR2T || p.ImmediateData == o.NoImmediateData || p.ISER != (o.ISER != nil) ||
+					p.HeaderDigest != (o.HeaderDigest == DigestRequired && o.ISER == nil) {
 					t.Errorf("%+v", p)
 				}
 				ctx := testContext(t)
@@ -135,8 +172,10 @@ func firstDifference(a, b []byte) int {
 	return len(a)
 }
 
-func TestOwnCommands(t *testing.T) {
-	srv := target.Start(t, iscsi.Options{}, nil, 4096, 512)
+func TestOwnCommands(t *testing.T) { overAll(t, testOwnCommands) }
+
+func testOwnCommands(t *testing.T, start starter) {
+	srv := start(t, iscsi.Options{}, nil, 4096, 512)
 	ctx := testContext(t)
 	s := mustDial(t, ownOptions(srv))
 	l, err := s.OpenLUN(ctx, target.LUN)
@@ -198,8 +237,10 @@ func TestOwnCommands(t *testing.T) {
 	}
 }
 
-func TestOwnTaskManagement(t *testing.T) {
-	srv := target.Start(t, iscsi.Options{}, nil, 4096, 512)
+func TestOwnTaskManagement(t *testing.T) { overAll(t, testOwnTaskManagement) }
+
+func testOwnTaskManagement(t *testing.T, start starter) {
+	srv := start(t, iscsi.Options{}, nil, 4096, 512)
 	ctx := testContext(t)
 	o := ownOptions(srv)
 	o.ProtocolLevel = 2
@@ -255,8 +296,10 @@ func TestOwnTaskManagement(t *testing.T) {
 }
 
 // A context that ends aborts its command wherever it is: waiting for an R2T, at the medium, or done.
-func TestOwnCancel(t *testing.T) {
-	srv := target.Start(t, iscsi.Options{}, nil, 16<<20/512, 512)
+func TestOwnCancel(t *testing.T) { overAll(t, testOwnCancel) }
+
+func testOwnCancel(t *testing.T, start starter) {
+	srv := start(t, iscsi.Options{}, nil, 16<<20/512, 512)
 	seed := seeded(t).Uint64()
 	ctx := testContext(t)
 	s := mustDial(t, ownOptions(srv))
@@ -290,8 +333,10 @@ func TestOwnCancel(t *testing.T) {
 	}
 }
 
-func TestOwnConcurrent(t *testing.T) {
-	srv := target.Start(t, iscsi.Options{QueueDepth: 16}, nil, 64<<20/512, 512)
+func TestOwnConcurrent(t *testing.T) { overAll(t, testOwnConcurrent) }
+
+func testOwnConcurrent(t *testing.T, start starter) {
+	srv := start(t, iscsi.Options{QueueDepth: 16}, nil, 64<<20/512, 512)
 	ctx := testContext(t)
 	seed := seeded(t).Uint64()
 	o := ownOptions(srv)
@@ -307,7 +352,7 @@ func TestOwnConcurrent(t *testing.T) {
 	for w := range workers {
 		wg.Go(func() {
 			r := rand.New(rand.NewPCG(seed, uint64(w)))
-			for range 30 {
+			for range 12 {
 				n := 512 * (1 + r.IntN(256))
 				lba := uint64(w)*part + r.Uint64N(part-uint64(n/512))
 				data, got := randomBytes(r, n), make([]byte, n)
@@ -326,8 +371,10 @@ func TestOwnConcurrent(t *testing.T) {
 }
 
 // A second login of the same initiator port takes the session over.
-func TestOwnReinstatement(t *testing.T) {
-	srv := target.Start(t, iscsi.Options{}, nil, 1024, 512)
+func TestOwnReinstatement(t *testing.T) { overAll(t, testOwnReinstatement) }
+
+func testOwnReinstatement(t *testing.T, start starter) {
+	srv := start(t, iscsi.Options{}, nil, 1024, 512)
 	ctx := testContext(t)
 	o := ownOptions(srv)
 	o.ISID = pdu.ISID{0x80, 1, 2, 3, 4, 5}
@@ -352,8 +399,10 @@ func TestOwnReinstatement(t *testing.T) {
 }
 
 // Shutdown of the target asks for a logout, and the session follows.
-func TestOwnShutdown(t *testing.T) {
-	srv := target.Start(t, iscsi.Options{}, nil, 1024, 512)
+func TestOwnShutdown(t *testing.T) { overAll(t, testOwnShutdown) }
+
+func testOwnShutdown(t *testing.T, start starter) {
+	srv := start(t, iscsi.Options{}, nil, 1024, 512)
 	ctx := testContext(t)
 	s := mustDial(t, ownOptions(srv))
 	if _, err := s.OpenLUN(ctx, target.LUN); err != nil {

@@ -1,4 +1,4 @@
-// Package target runs our own iSCSI target over TCP on a unit in memory, for tests of the initiator.
+// Package target runs our own iSCSI target on a unit in memory, for tests of the initiator.
 package target
 
 import (
@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/isergate/isergate/iser/iscsi"
+	"github.com/isergate/isergate/iser/portal"
+	"github.com/isergate/isergate/iser/rdma"
 	"github.com/isergate/isergate/iser/scsi"
 	"github.com/isergate/isergate/iser/scsi/scsitest"
 	"github.com/isergate/isergate/iser/tcp"
@@ -81,8 +83,23 @@ func (s *Server) Authorize(_ context.Context, _, target string) (iscsi.Access, e
 // Targets implements iscsi.Backend.
 func (s *Server) Targets(context.Context, string) []string { return []string{Name, OtherName} }
 
-// Start runs a target with blocks of blockSize bytes until the test ends.
+// Start runs a target over TCP with blocks of blockSize bytes until the test ends.
 func Start(t testing.TB, o iscsi.Options, chap *iscsi.CHAP, blocks uint64, blockSize uint32) *Server {
+	t.Helper()
+	return start(t, o, nil, chap, blocks, blockSize)
+}
+
+// StartBoth is Start on a portal that speaks TCP, and iSER with memory m.
+func StartBoth(t testing.TB, o iscsi.Options, m rdma.Memory, chap *iscsi.CHAP, blocks uint64, blockSize uint32) *Server {
+	t.Helper()
+	i, err := portal.NewISER(portal.ISEROptions{Memory: m, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return start(t, o, i, chap, blocks, blockSize)
+}
+
+func start(t testing.TB, o iscsi.Options, i *portal.ISER, chap *iscsi.CHAP, blocks uint64, blockSize uint32) *Server {
 	t.Helper()
 	s := &Server{Medium: scsitest.NewMedium(blocks, blockSize), units: scsi.NewInventory(), chap: chap}
 	s.Medium.Before = s.before
@@ -106,8 +123,14 @@ func Start(t testing.TB, o iscsi.Options, chap *iscsi.CHAP, blocks uint64, block
 		t.Fatal(err)
 	}
 	s.Portal = l.Addr().String()
+	var listener iscsi.Listener = tcp.NewListener(l)
+	if i != nil {
+		if listener, err = portal.Serve(l, portal.Options{ISER: i, Logger: o.Logger}); err != nil {
+			t.Fatal(err)
+		}
+	}
 	served := make(chan error, 1)
-	go func() { served <- s.Target.Serve(tcp.NewListener(l), iscsi.Portal{}) }()
+	go func() { served <- s.Target.Serve(listener, iscsi.Portal{}) }()
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 		defer cancel()
@@ -116,6 +139,11 @@ func Start(t testing.TB, o iscsi.Options, chap *iscsi.CHAP, blocks uint64, block
 		}
 		if err := <-served; !errors.Is(err, iscsi.ErrServerClosed) {
 			t.Errorf("the target ended with %v", err)
+		}
+		if i != nil {
+			if err := i.Close(); err != nil {
+				t.Errorf("the iSER target: %v", err)
+			}
 		}
 		if n := s.Medium.Open(); n != 0 {
 			t.Errorf("the target still holds %d buffers", n)
