@@ -248,13 +248,8 @@ func (c *chaos) life(rng *rand.Rand, first bool) {
 	}
 	wg.Wait()
 	c.noMap.Store(false)
-	hs := make([]*history, len(c.vs))
-	for i, h := range c.vs {
-		hs[i] = h.history
-	}
 	switch end {
 	case endClean:
-		w.settle(hs)
 		for _, h := range c.vs {
 			if h.v.serving() == nil {
 				h.check(t, h.v, Memory)
@@ -267,7 +262,6 @@ func (c *chaos) life(rng *rand.Rand, first bool) {
 		c.w = &world{disk: w.disk.CrashClone(rng, vfs.CrashOptions{}), store: w.store.CrashClone(), bucket: w.bucket}
 	case endTakeOver:
 		_ = e.Close(t.Context())
-		w.settle(hs)
 		c.w = second.check(c)
 	default:
 		c.mu.Lock()
@@ -277,7 +271,6 @@ func (c *chaos) life(rng *rand.Rand, first bool) {
 		c.w = next
 		c.mu.Unlock()
 		_ = e.Close(t.Context()) // its device is gone
-		w.settle(hs)
 	}
 }
 
@@ -340,7 +333,6 @@ func (c *chaos) restore(h *chaosVolume) {
 		}
 		switch {
 		case err == nil:
-			c.w.settle([]*history{h.history})
 			if lsn := v.object.get().LSN; lsn < h.claimed || lsn < h.atObject {
 				t.Errorf("volume %s was restored at LSN %d, %d was reported at object", h.cfg.Name, lsn, max(h.claimed, h.atObject))
 			}
@@ -472,17 +464,18 @@ func (h *history) resize(ctx context.Context, v *Volume, rng *rand.Rand) error {
 	if err != nil {
 		return err
 	}
-	o := &op{v: v, note: &note{Size: w.size}, done: make(chan error, 1)}
-	o.entry.Payload = [][]byte{b}
+	o := v.newOp()
+	o.note, o.entry.Payload = &note{Size: w.size}, [][]byte{b}
 	h.note(w)
-	if err := o.submit(journal.Record{Kind: journal.KindNote, PayloadBytes: uint32(len(b))}); err != nil {
+	lsn, err := o.submit(journal.Record{Kind: journal.KindNote, PayloadBytes: uint32(len(b))}, Local)
+	if err != nil {
 		h.drop(w)
 		if errors.Is(err, journal.ErrFull) {
 			return nil
 		}
 		return err
 	}
-	return h.finish(ctx, w, o, Local)
+	return h.finish(ctx, w, o, Local, lsn)
 }
 
 // readers checks that each sector that is read holds the newest write that was acknowledged before, or

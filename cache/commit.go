@@ -7,101 +7,76 @@ import (
 	"github.com/isergate/isergate/cache/journal"
 )
 
-// The journal's committer calls these three, from one goroutine, batch after batch.
-
-// Assign gives each record its place in its volume's order of writes.
-func (e *Engine) Assign(batch []*journal.Entry) {
-	for _, en := range batch {
-		o, ok := en.User.(*op)
-		if !ok {
-			continue // the engine's own notes have no place in the order of writes
-		}
-		en.Record.Epoch = o.v.epochNow()
-		if en.Record.Kind == journal.KindFence {
-			en.Record.LSN = uint64(o.v.next) // it takes no LSN: it continues from the last
-			continue
-		}
-		o.v.next++
-		en.Record.LSN = uint64(o.v.next)
-	}
-}
-
-// Written is called when the batch is handed to the device and not yet synced: under
-// ack=memory that is enough.
-func (e *Engine) Written(batch []*journal.Entry) {
-	e.publish(batch, true)
-}
+// The journal's committer calls these two, from one goroutine, batch after batch.
 
 // Synced is called when the batch is durable: it becomes readable, destage may have it, and who
 // waits for `local` is answered.
 func (e *Engine) Synced(batch []*journal.Entry) {
 	now := time.Now()
-	e.publish(batch, false)
-	for i, en := range batch {
-		o, ok := en.User.(*op)
+	for len(batch) > 0 {
+		o, ok := batch[0].User.(*op)
 		if !ok {
-			en.User.(ownNote) <- nil
+			batch[0].User.(ownNote) <- nil
+			batch = batch[1:]
 			continue
 		}
-		v := o.v
-		if o.bufs != nil {
-			e.arena.Free(o.bufs)
-			o.bufs = nil
+		n := 1
+		for n < len(batch) && isOf(o.v, batch[n]) {
+			n++
 		}
-		v.segs.add(en.Loc.Segment, LSN(en.Record.LSN))
-		if o.note != nil && o.note.Size > 0 {
-			v.grow(o.note.Size)
+		o.v.synced(batch[:n], now)
+		batch = batch[n:]
+	}
+}
+
+func isOf(v *Volume, en *journal.Entry) bool {
+	o, ok := en.User.(*op)
+	return ok && o.v == v
+}
+
+// synced takes records that follow each other in the journal.
+func (v *Volume) synced(run []*journal.Entry, now time.Time) {
+	last := LSN(0)
+	v.mu.Lock()
+	for _, en := range run {
+		o, rec := en.User.(*op), &en.Record
+		if rec.Kind == journal.KindFence {
+			continue // not a write
 		}
-		if en.Record.Kind != journal.KindFence {
-			v.destage.add(pending{rec: en.Record, loc: en.Loc, charge: o.charge, at: now, note: o.note})
-			// One advance per run of a volume's records: waiters are few, but the lock is not free.
-			if !sameVolume(batch, i+1, v) {
-				v.local.advance(LSN(en.Record.LSN), now)
-				v.contractReached()
+		last = LSN(rec.LSN)
+		v.unsynced.pop(last)
+		switch {
+		case rec.Kind == journal.KindNote:
+			if o.note.Size > 0 {
+				v.grow(o.note.Size)
 			}
+		case rec.Kind != journal.KindZero || !o.early: // in the place of what is in memory only, as far as nothing newer is there
+			v.dirty.Insert(v.extentOf(*rec, en.Loc, v.cfg.BlockSize))
 		}
-		if !o.early {
+	}
+	if last > 0 {
+		v.local.advance(last, now) // who hears of it finds it readable: the lock is still held
+	}
+	v.mu.Unlock()
+	v.segs.add(run)
+	v.destage.add(run, now)
+	if last > 0 {
+		v.contractReached()
+	}
+	var ahead int64
+	for _, en := range run {
+		o := en.User.(*op)
+		if o.mem != nil {
+			o.mem.leave()
+		}
+		ahead += o.ahead
+		if !o.told {
 			o.done <- nil
 		}
+		o.leave()
 	}
-}
-
-func sameVolume(batch []*journal.Entry, i int, v *Volume) bool {
-	if i >= len(batch) {
-		return false
-	}
-	o, ok := batch[i].User.(*op)
-	return ok && o.v == v && batch[i].Record.Kind != journal.KindFence
-}
-
-// publish makes the batch's records readable: the early ones before the sync, the others after.
-func (e *Engine) publish(batch []*journal.Entry, early bool) {
-	for i := 0; i < len(batch); {
-		o, ok := batch[i].User.(*op)
-		if !ok {
-			i++
-			continue
-		}
-		v := o.v
-		v.mu.Lock()
-		bs := v.cfg.BlockSize
-		for ; i < len(batch); i++ {
-			next, ok := batch[i].User.(*op)
-			if !ok || next.v != v {
-				break
-			}
-			if next.early != early {
-				continue
-			}
-			switch rec := batch[i].Record; rec.Kind {
-			case journal.KindData, journal.KindZero, journal.KindSame:
-				v.dirty.Insert(v.extentOf(rec, batch[i].Loc, bs))
-			}
-			if early {
-				next.done <- nil
-			}
-		}
-		v.mu.Unlock()
+	if ahead > 0 {
+		v.e.ahead.release(ahead)
 	}
 }
 
@@ -118,14 +93,19 @@ func (e *Engine) Failed(batch []*journal.Entry, cause error) {
 			en.User.(ownNote) <- err
 			continue
 		}
-		if o.bufs != nil {
-			e.arena.Free(o.bufs)
-			o.bufs = nil
+		if en.Record.Kind != journal.KindFence {
+			o.v.mu.Lock()
+			o.v.unsynced.pop(LSN(en.Record.LSN))
+			o.v.mu.Unlock()
 		}
-		select {
-		case o.done <- err:
-		default: // it is answered already: ack=memory, and the batch was written
+		if o.mem != nil {
+			o.mem.leave()
 		}
+		e.ahead.release(o.ahead)
+		if !o.told {
+			o.done <- err
+		}
+		o.leave()
 	}
 }
 

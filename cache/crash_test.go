@@ -45,7 +45,6 @@ type history struct {
 	cfg     VolumeConfig
 	mu      sync.Mutex
 	writes  []*histWrite
-	late    []lateWrite
 	claimed LSN // the highest object watermark that was ever reported
 
 	atObject LSN  // the highest that was acknowledged at `object`
@@ -180,13 +179,14 @@ func (h *history) write(ctx context.Context, v *Volume, rng *rand.Rand) error {
 	due := v.due(fua)
 	var err error
 	var o *op
+	var lsn LSN
 	switch rng.IntN(10) {
 	case 0:
 		w.kind = journal.KindZero
 		w.off, w.n = place(blocks / 2)
 		if o, err = v.reserve(ctx, 0); err == nil {
 			h.note(w)
-			err = o.submit(journal.Record{Kind: w.kind, Offset: uint64(w.off), Length: uint64(w.n)})
+			lsn, err = o.submit(journal.Record{Kind: w.kind, Offset: uint64(w.off), Length: uint64(w.n)}, due)
 		}
 	case 1:
 		w.kind = journal.KindSame
@@ -194,9 +194,9 @@ func (h *history) write(ctx context.Context, v *Volume, rng *rand.Rand) error {
 		w.data = make([]byte, bs)
 		stamp(rng, w.data)
 		if o, err = v.reserve(ctx, bs); err == nil {
-			copy(o.bufs[0], w.data)
+			copy(o.mem.bufs[0], w.data)
 			h.note(w)
-			err = o.submit(journal.Record{Kind: w.kind, Offset: uint64(w.off), Length: uint64(w.n), PayloadBytes: uint32(bs)})
+			lsn, err = o.submit(journal.Record{Kind: w.kind, Offset: uint64(w.off), Length: uint64(w.n), PayloadBytes: uint32(bs)}, due)
 		}
 	default:
 		w.kind = journal.KindData
@@ -205,30 +205,30 @@ func (h *history) write(ctx context.Context, v *Volume, rng *rand.Rand) error {
 		stamp(rng, w.data)
 		if o, err = v.reserve(ctx, w.n); err == nil {
 			rest := w.data
-			for _, b := range o.bufs {
+			for _, b := range o.mem.bufs {
 				rest = rest[copy(b, rest):]
 			}
 			h.note(w)
-			err = o.submit(journal.Record{Kind: w.kind, Offset: uint64(w.off), Length: uint64(w.n), PayloadBytes: uint32(w.n)})
+			lsn, err = o.submit(journal.Record{Kind: w.kind, Offset: uint64(w.off), Length: uint64(w.n), PayloadBytes: uint32(w.n)}, due)
 		}
 	}
 	if err != nil {
 		h.drop(w)
 		return err
 	}
-	return h.finish(ctx, w, o, due)
+	return h.finish(ctx, w, o, due, lsn)
 }
 
 // finish waits for the answer and notes it.
-func (h *history) finish(ctx context.Context, w *histWrite, o *op, due Level) error {
-	err := o.finish(ctx, due)
+func (h *history) finish(ctx context.Context, w *histWrite, o *op, due Level, lsn LSN) error {
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	w.lsn = LSN(o.entry.Record.LSN)
-	if err != nil {
-		h.late = append(h.late, lateWrite{w, o})
+	w.lsn = lsn
+	h.mu.Unlock()
+	if err := o.finish(ctx, due, lsn); err != nil {
 		return err
 	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	w.acked = due
 	if h.degrades {
 		w.acked = min(due, Local) // and that is announced
@@ -345,9 +345,7 @@ func oneLife(t *testing.T, w *world, hs []*history, rng *rand.Rand, first bool) 
 		if err := e.Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		h := &world{disk: w.disk.CrashClone(rng, vfs.CrashOptions{}), store: w.store.CrashClone(), bucket: w.bucket}
-		w.settle(hs)
-		return h
+		return &world{disk: w.disk.CrashClone(rng, vfs.CrashOptions{}), store: w.store.CrashClone(), bucket: w.bucket}
 	}
 	mu.Lock()
 	if next == nil {
@@ -355,24 +353,7 @@ func oneLife(t *testing.T, w *world, hs []*history, rng *rand.Rand, first bool) 
 	}
 	mu.Unlock()
 	_ = e.Close(t.Context()) // its device is gone
-	w.settle(hs)
 	return next
-}
-
-// lateWrite is a write that failed; its LSN is known for certain once the engine is closed.
-type lateWrite struct {
-	w *histWrite
-	o *op
-}
-
-// settle takes the LSNs of the writes that nobody answered.
-func (w *world) settle(hs []*history) {
-	for _, h := range hs {
-		for _, l := range h.late {
-			l.w.lsn = LSN(l.o.entry.Record.LSN)
-		}
-		h.late = nil
-	}
 }
 
 // restoreAll restores every volume from the bucket into a new, empty node.

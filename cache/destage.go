@@ -68,10 +68,15 @@ type flight struct {
 // end notes that no loop is working, or ever will.
 func (d *destager) end() { d.ended.Do(func() { close(d.idle) }) }
 
-// add queues a record; the journal's committer calls it in LSN order.
-func (d *destager) add(p pending) {
+// add queues records; the journal's committer calls it in LSN order.
+func (d *destager) add(run []*journal.Entry, now time.Time) {
 	d.mu.Lock()
-	d.queue = append(d.queue, p)
+	for _, en := range run {
+		if en.Record.Kind != journal.KindFence {
+			o := en.User.(*op)
+			d.queue = append(d.queue, pending{rec: en.Record, loc: en.Loc, charge: o.charge, at: now, note: o.note})
+		}
+	}
 	d.mu.Unlock()
 	d.wake()
 }

@@ -35,6 +35,10 @@ type Engine struct {
 
 	pools pools // of objects being built or sent
 
+	ahead budget // what ack=memory has acknowledged and no sync covers yet
+
+	ops, payloads, loans sync.Pool // of *op, *payload, *Borrowed
+
 	ctx    context.Context // ends when the engine closes
 	cancel context.CancelFunc
 
@@ -64,6 +68,14 @@ func Open(ctx context.Context, opt Options) (*Engine, error) {
 		pools:    pools{each: int(max(4, (256<<20)/opt.MaxObjectBytes))},
 		mapCache: homemap.NewPageCache(homemap.CacheOptions{Bytes: opt.MapMemoryBytes, Registerer: opt.Registerer}),
 	}
+	e.ops.New = func() any {
+		o := &op{done: make(chan error, 1)} // answers the budgets first, then the journal
+		o.wait = budgetWaiter{ch: o.done, timer: time.NewTimer(time.Hour)}
+		o.wait.timer.Stop()
+		return o
+	}
+	e.payloads.New = func() any { return new(payload) }
+	e.loans.New = func() any { return new(Borrowed) }
 	e.space = newSpace(e)
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	ok := false
@@ -107,10 +119,15 @@ func Open(ctx context.Context, opt Options) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
+	e.ahead.limit = max(aheadBytes, chargeOf(e.journal.MaxEntryBytes()))
 	go e.space.run(e.ctx)
 	ok = true
 	return e, nil
 }
+
+// aheadBytes bounds Engine.ahead. It is twice what one batch of the journal takes, so that the device is never idle,
+// and a sync waits for no more than that.
+const aheadBytes = 8 << 20
 
 // openStore opens the home maps' store; one that cannot be opened for damage is
 // started anew, because it holds nothing that the buckets and the journal do not hold.
@@ -204,7 +221,7 @@ func (e *Engine) newVolume(cfg VolumeConfig) (*Volume, error) {
 	eff := cfg.Policy.Effective(cfg.WriteThrough)
 	v.policy.Store(&eff)
 	v.down.Store(&outage{StateOpening, ErrOpening})
-	v.budget.limit = e.budgetOf(cfg)
+	v.budget.limit, v.budget.ramp = e.budgetOf(cfg), rampMax
 	v.destage.kick, v.destage.idle = make(chan struct{}, 1), make(chan struct{})
 	return v, nil
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"time"
 
@@ -18,8 +17,8 @@ import (
 )
 
 // The path of a read: the dirty map first; what it does not have, the home map; what
-// neither has is zeros. Journal segments are pinned under the lock under which they were
-// found, so that they cannot be reused before they were read. An extent that destage moves home in between
+// neither has is zeros. Journal segments are pinned, and the memory of writes that are not in the journal yet is held, under the
+// lock under which they were found, so that they cannot be reused before they were read. An extent that destage moves home in between
 // is at one of the two places at any time: it is put into the home map before it leaves the dirty map.
 
 // Borrowed is memory lent to a reader until Release.
@@ -27,10 +26,16 @@ type Borrowed struct {
 	e      *Engine
 	bufs   [][]byte
 	mem    [][]byte // of the read arena, all that this read may copy into
-	rest   [][]byte // what is left of mem
+	piece  int      // of mem: those before it are used
+	used   int      // bytes of that piece
 	chunks []readcache.Ref
-	claim  func() // gives back the claim on chunks
-	most   int    // chunks that may be held
+	claim  int // chunks that are reserved
+	most   int // chunks that may be held
+
+	// While the read is going on.
+	dirty, plan []extent.Extent
+	pinned      []uint64   // segments of the journal
+	held        []*payload // one for each extent of plan that is in memory only, in order
 }
 
 // lendBytes is the least that is lent out of a cached frame; less is copied, so that a read of many small
@@ -42,16 +47,38 @@ func (b *Borrowed) Buffers() [][]byte { return b.bufs }
 
 // Release gives the memory back. It must be called exactly once.
 func (b *Borrowed) Release() {
+	e := b.e
+	if e == nil {
+		panic("cache: a Borrowed is released twice")
+	}
 	if b.mem != nil {
-		b.e.readArena.Free(b.mem)
+		e.readArena.Free(b.mem)
 	}
 	for _, c := range b.chunks {
 		c.Release()
 	}
-	if b.claim != nil {
-		b.claim()
+	if b.claim > 0 {
+		e.reads.Unreserve(b.claim)
 	}
-	*b = Borrowed{}
+	clear(b.bufs)
+	clear(b.chunks)
+	*b = Borrowed{
+		bufs: b.bufs[:0], chunks: b.chunks[:0],
+		dirty: b.dirty[:0], plan: b.plan[:0], pinned: b.pinned[:0], held: b.held[:0],
+	}
+	e.loans.Put(b)
+}
+
+// unpin lets go of what the read was made from.
+func (b *Borrowed) unpin() {
+	for _, gen := range b.pinned {
+		b.e.journal.Unpin(gen)
+	}
+	for _, p := range b.held {
+		p.leave()
+	}
+	clear(b.held)
+	b.pinned, b.held = b.pinned[:0], b.held[:0]
 }
 
 func (b *Borrowed) zeros(n int64) {
@@ -66,13 +93,13 @@ func (b *Borrowed) zeros(n int64) {
 func (b *Borrowed) take(n int64) [][]byte {
 	from := len(b.bufs)
 	for n > 0 {
-		p := b.rest[0]
-		k := min(n, int64(len(p)))
+		p := b.mem[b.piece][b.used:]
+		k := int(min(n, int64(len(p))))
 		b.bufs = append(b.bufs, p[:k:k])
-		if b.rest[0] = p[k:]; len(b.rest[0]) == 0 {
-			b.rest = b.rest[1:]
+		if b.used += k; k == len(p) {
+			b.piece, b.used = b.piece+1, 0
 		}
-		n -= k
+		n -= int64(k)
 	}
 	return b.bufs[from:]
 }
@@ -93,8 +120,12 @@ func (v *Volume) Read(ctx context.Context, off, n int64) (*Borrowed, error) {
 	if max := v.e.opt.ArenaBytes / 4; n > max {
 		return nil, fmt.Errorf("a read of %d bytes, at most %d are lent at once: %w", n, max, ErrRange)
 	}
-	b := &Borrowed{e: v.e}
-	err := waitFor(ctx, v.e.opt.CommandWait, func(ctx context.Context) error { return v.read(ctx, b, off, n) })
+	b := v.e.loans.Get().(*Borrowed)
+	b.e = v.e
+	p := patience{ctx: ctx, limit: v.e.opt.CommandWait}
+	err := v.read(&p, b, off, n)
+	p.end()
+	b.unpin()
 	if err == nil {
 		return b, nil
 	}
@@ -105,38 +136,56 @@ func (v *Volume) Read(ctx context.Context, off, n int64) (*Borrowed, error) {
 	return nil, err
 }
 
-func (v *Volume) read(ctx context.Context, b *Borrowed, off, n int64) error {
+// patience bounds the waiting of one command. The clock starts with the first wait: a command that finds
+// everything at hand does not pay for a timer.
+type patience struct {
+	ctx     context.Context
+	limit   time.Duration
+	bounded context.Context // nil until something is waited for
+	cancel  context.CancelFunc
+}
+
+// context bounds what is about to be waited for; the limit shows as context.DeadlineExceeded.
+func (p *patience) context() context.Context {
+	if p.bounded == nil {
+		p.bounded, p.cancel = context.WithTimeout(p.ctx, p.limit)
+	}
+	return p.bounded
+}
+
+func (p *patience) end() {
+	if p.cancel != nil {
+		p.cancel()
+	}
+}
+
+func (v *Volume) read(p *patience, b *Borrowed, off, n int64) error {
 	start, sectors := uint64(off)/sectorBytes, uint64(n)/sectorBytes
-	list := lookups.Get().(*[]extent.Extent)
-	defer lookups.Put(list)
-	plan, pinned, err := v.plan(start, sectors, (*list)[:0])
-	*list = plan
-	defer func() {
-		for _, gen := range pinned {
-			v.e.journal.Unpin(gen)
-		}
-	}()
-	if err != nil {
+	if err := v.plan(b, start, sectors); err != nil {
 		return err
 	}
-	if err := v.provide(ctx, b, plan); err != nil {
+	if err := v.provide(p, b); err != nil {
 		return err
 	}
-	if b.claim != nil {
-		v.bring(plan, false)
+	if b.claim > 0 {
+		v.bring(b.plan, false)
 	}
-	pos, home := start, false
-	for i := range plan {
-		x := &plan[i]
+	pos, home, held := start, false, b.held
+	for i := range b.plan {
+		x := &b.plan[i]
 		b.zeros(int64(x.Start-pos) * sectorBytes)
+		var err error
 		switch {
 		case x.Kind == extent.Zero:
 			b.zeros(int64(x.Sectors) * sectorBytes)
+		case inMemory(x):
+			readMemory(b, x, held[0])
+			held = held[1:]
 		case x.Loc.Epoch == 0:
 			err = v.readJournal(b, x)
 		default:
 			home = true
-			err = v.readObject(ctx, b, x)
+			err = v.readObject(p, b, x)
 		}
 		if err != nil {
 			return err
@@ -150,29 +199,30 @@ func (v *Volume) read(ctx context.Context, b *Borrowed, off, n int64) error {
 	return nil
 }
 
-// plan says where the range is: extents of the journal, whose Epoch is 0 and whose segments are
+// plan says where the range is: extents in memory and of the journal, whose Epoch is 0 and which are held or
 // pinned, and of the bucket, in order. What is in no extent is zeros.
-func (v *Volume) plan(start, sectors uint64, out []extent.Extent) (plan []extent.Extent, pinned []uint64, err error) {
-	list := lookups.Get().(*[]extent.Extent)
-	defer lookups.Put(list)
-	dirty, pinned, err := v.lookupDirty(start, sectors, (*list)[:0])
-	*list = dirty
-	plan = out
+func (v *Volume) plan(b *Borrowed, start, sectors uint64) (err error) {
+	if err := v.lookupDirty(b, start, sectors); err != nil {
+		return err
+	}
 	pos := start
-	for i := 0; err == nil && i < len(dirty); i++ {
-		if x := &dirty[i]; x.Start > pos {
-			plan, err = v.home.Lookup(pos, x.Start-pos, plan)
+	for i := range b.dirty {
+		x := &b.dirty[i]
+		if x.Start > pos {
+			if b.plan, err = v.home.Lookup(pos, x.Start-pos, b.plan); err != nil {
+				break
+			}
 		}
-		plan = append(plan, dirty[i])
-		pos = dirty[i].End()
+		b.plan = append(b.plan, *x)
+		pos = x.End()
 	}
 	if end := start + sectors; err == nil && pos < end {
-		plan, err = v.home.Lookup(pos, end-pos, plan)
+		b.plan, err = v.home.Lookup(pos, end-pos, b.plan)
 	}
 	if errors.Is(err, homemap.ErrDamaged) {
 		err = v.homeDamaged(err)
 	}
-	return plan, pinned, err
+	return err
 }
 
 // homeDamaged takes the volume out of service, and sees to it that the next start makes the
@@ -189,11 +239,11 @@ func (v *Volume) homeDamaged(cause error) error {
 
 // provide gets the memory that the plan needs: first of the arena, then of the read cache, each all at
 // once, so that readers never wait for each other in a circle.
-func (v *Volume) provide(ctx context.Context, b *Borrowed, plan []extent.Extent) (err error) {
+func (v *Volume) provide(p *patience, b *Borrowed) (err error) {
 	var copied, object int64
 	chunks := false
-	for i := range plan {
-		x := &plan[i]
+	for i := range b.plan {
+		x := &b.plan[i]
 		n := int64(x.Sectors) * sectorBytes
 		switch {
 		case x.Kind == extent.Zero:
@@ -206,38 +256,68 @@ func (v *Volume) provide(ctx context.Context, b *Borrowed, plan []extent.Extent)
 		}
 	}
 	// How much of an object's extents is copied is not known yet; at most all of it.
-	if copied+object > 0 {
-		if b.mem, err = v.e.readArena.Alloc(ctx, copied+object); err != nil {
-			return err
+	if n := copied + object; n > 0 {
+		if b.mem = v.e.readArena.TryAlloc(n); b.mem == nil {
+			if b.mem, err = v.e.readArena.Alloc(p.context(), n); err != nil {
+				return err
+			}
 		}
-		b.rest = slices.Clone(b.mem)
 	}
 	if chunks {
 		n := min(int(object/lendBytes)+2, v.e.reads.MaxReserve())
-		if b.claim, err = v.e.reads.Reserve(ctx, n); err != nil {
-			return err
+		if !v.e.reads.TryReserve(n) {
+			if err := v.e.reads.Reserve(p.context(), n); err != nil {
+				return err
+			}
 		}
+		b.claim = n
 		b.most = n - 1 // and one in passing
 	}
 	return nil
 }
 
-// lookupDirty returns what the dirty map has of the range, and the segments it pinned for it.
-func (v *Volume) lookupDirty(start, sectors uint64, out []extent.Extent) (found []extent.Extent, pinned []uint64, err error) {
+// lookupDirty returns in b what the dirty map has of the range, and pins or holds where it is.
+func (v *Volume) lookupDirty(b *Borrowed, start, sectors uint64) error {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	found = v.dirty.Lookup(start, sectors, out)
-	for i := range found {
-		gen := found[i].Loc.Ref
-		if found[i].Kind == extent.Zero || (len(pinned) > 0 && pinned[len(pinned)-1] == gen) {
-			continue
+	b.dirty = v.dirty.Lookup(start, sectors, b.dirty)
+	for i := range b.dirty {
+		x := &b.dirty[i]
+		gen := x.Loc.Ref
+		switch {
+		case x.Kind == extent.Zero || len(b.pinned) > 0 && b.pinned[len(b.pinned)-1] == gen:
+		case inMemory(x):
+			p := v.unsynced.get(LSN(x.LSN))
+			if p == nil {
+				if err := v.serving(); err != nil {
+					return err // the journal failed, and the memory is gone
+				}
+				return fmt.Errorf("LSN %d is neither in the journal nor in memory: %w", x.LSN, ErrUnreadable)
+			}
+			p.hold()
+			b.held = append(b.held, p)
+		case v.e.journal.Pin(gen):
+			b.pinned = append(b.pinned, gen)
+		default:
+			return fmt.Errorf("segment %d of the journal is gone although the dirty map refers to it: %w", gen, ErrUnreadable)
 		}
-		if !v.e.journal.Pin(gen) {
-			return found, pinned, fmt.Errorf("segment %d of the journal is gone although the dirty map refers to it: %w", gen, ErrUnreadable)
-		}
-		pinned = append(pinned, gen)
 	}
-	return found, pinned, nil
+	return nil
+}
+
+// inMemory reports whether an extent of the dirty map is not in the journal yet. Segments count from 1.
+func inMemory(x *extent.Extent) bool {
+	return x.Kind != extent.Zero && x.Loc.Epoch == 0 && x.Loc.Ref == 0
+}
+
+// readMemory copies, so that a slow reader does not hold what a writer waits for.
+func readMemory(b *Borrowed, x *extent.Extent, from *payload) {
+	into := b.take(int64(x.Sectors) * sectorBytes)
+	if x.Kind == extent.Same {
+		repeat(into, from.bufs[0][:int(x.Loc.Block)*sectorBytes], x.Phase())
+		return
+	}
+	from.copyTo(into, int64(x.Loc.Sector)*sectorBytes)
 }
 
 // journalLocation is where in the journal an extent's sector lies.
@@ -297,13 +377,14 @@ type run struct {
 // object with one request, and leaves out what is alone if alone is false. It does not wait: frame joins what
 // is under way.
 func (v *Volume) bring(list []extent.Extent, alone bool) {
-	r := &run{v: v}
+	var r struct { // the run that is being put together
+		loc  volumelog.Location
+		from uint32
+		n    int
+	}
 	start := func() {
 		if r.n > 1 || (r.n == 1 && alone) {
-			for f := r.from; f < r.from+uint32(r.n); f++ {
-				v.e.reads.Prefetch(v.ctx, v.frameKey(r.loc, f), r.fetch(f))
-			}
-			r = &run{v: v}
+			v.startRun(r.loc, r.from, r.n)
 		}
 		r.n = 0
 	}
@@ -333,6 +414,13 @@ func (v *Volume) bring(list []extent.Extent, alone bool) {
 		}
 	}
 	start()
+}
+
+func (v *Volume) startRun(loc volumelog.Location, from uint32, n int) {
+	r := &run{v: v, loc: loc, from: from, n: n}
+	for f := from; f < from+uint32(n); f++ {
+		v.e.reads.Prefetch(v.ctx, v.frameKey(loc, f), r.fetch(f))
+	}
 }
 
 // fetch reads frame f of the run. When the run as a whole cannot be read, the frame is read by itself: damage
@@ -381,9 +469,9 @@ func (v *Volume) readAhead(start, sectors uint64) {
 // frameSectors is the unit in which objects are read, verified and cached.
 const frameSectors = volumelog.FramePayload / sectorBytes
 
-func (v *Volume) readObject(ctx context.Context, b *Borrowed, x *extent.Extent) error {
+func (v *Volume) readObject(p *patience, b *Borrowed, x *extent.Extent) error {
 	if x.Kind == extent.Same {
-		ref, data, err := v.frame(ctx, x, x.Loc.Sector)
+		ref, data, err := v.frame(p, x, x.Loc.Sector)
 		if err != nil {
 			return err
 		}
@@ -396,7 +484,7 @@ func (v *Volume) readObject(ctx context.Context, b *Borrowed, x *extent.Extent) 
 		return nil
 	}
 	for sector, left := x.Loc.Sector, x.Sectors; left > 0; {
-		ref, data, err := v.frame(ctx, x, sector)
+		ref, data, err := v.frame(p, x, sector)
 		if err != nil {
 			return err
 		}
@@ -410,8 +498,8 @@ func (v *Volume) readObject(ctx context.Context, b *Borrowed, x *extent.Extent) 
 			b.chunks = append(b.chunks, ref)
 			b.bufs = append(b.bufs, data)
 		} else {
-			for _, p := range b.take(int64(len(data))) {
-				data = data[copy(p, data):]
+			for _, into := range b.take(int64(len(data))) {
+				data = data[copy(into, data):]
 			}
 			ref.Release()
 		}
@@ -423,12 +511,15 @@ func (v *Volume) readObject(ctx context.Context, b *Borrowed, x *extent.Extent) 
 var errShortObject = errors.New("the object ends before the extent does")
 
 // frame returns the frame of x's object that holds a payload sector, and its bytes from
-// that sector on. It tries again while the store does not answer, until ctx ends.
-func (v *Volume) frame(ctx context.Context, x *extent.Extent, sector uint32) (readcache.Ref, []byte, error) {
+// that sector on. It tries again while the store does not answer, until p ends.
+func (v *Volume) frame(p *patience, x *extent.Extent, sector uint32) (readcache.Ref, []byte, error) {
 	loc := volumelog.Location{Epoch: uint64(x.Loc.Epoch), Seq: x.Loc.Ref, HeaderBlocks: x.Loc.Header, Sector: sector}
 	key := v.frameKey(loc, sector/frameSectors)
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, 2*time.Second) {
-		ref, err := v.e.reads.Get(ctx, key, v.fetch(loc))
+		ref, err := v.e.reads.Hit(key), error(nil)
+		if ref == nil {
+			ref, err = v.e.reads.Get(p.context(), key, v.fetch(loc))
+		}
 		if err == nil {
 			data := ref.Bytes()
 			if skip := int(sector%frameSectors) * sectorBytes; skip < len(data) {
@@ -437,6 +528,7 @@ func (v *Volume) frame(ctx context.Context, x *extent.Extent, sector uint32) (re
 			ref.Release()
 			return nil, nil, v.unreadable(x, errShortObject)
 		}
+		ctx := p.context()
 		if ctx.Err() != nil {
 			return nil, nil, ctx.Err()
 		}

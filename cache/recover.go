@@ -265,12 +265,12 @@ func (v *Volume) openHome() error {
 // destage queue. Records must follow the home map without a gap.
 func (v *Volume) adopt(r *replayed) error {
 	at := v.home.at.LSN
-	v.next = max(at, r.last)
 	if r.behind(at) {
 		return fmt.Errorf("the journal begins behind LSN %d, where the object store ends, and goes on to %d: %w: what lies between is missing; restore the volume from its bucket", at, r.last, ErrDamaged)
 	}
-	now := time.Now()
+	now, next := time.Now(), max(at, r.last)
 	v.mu.Lock()
+	v.next = next
 	v.destage.mu.Lock()
 	for _, p := range r.recs {
 		if LSN(p.rec.LSN) <= at {
@@ -287,22 +287,24 @@ func (v *Volume) adopt(r *replayed) error {
 	v.destage.mu.Unlock()
 	v.mu.Unlock()
 	v.object.advance(at, v.home.at.Time)
-	v.local.advance(v.next, now)
-	v.acked.advance(v.next, now)
+	v.local.advance(next, now)
+	v.acked.advance(next, now)
 	return nil
 }
 
 // begin starts an epoch: it is durable before anything is served in it.
 func (v *Volume) begin(ctx context.Context, epoch uint64) error {
+	o := v.newOp()
 	v.mu.Lock()
 	v.epoch = epoch
+	o.entry.Record = journal.Record{Volume: v.id, Kind: journal.KindFence, Epoch: epoch, Offset: v.generation}
+	o.entry.Record.LSN = uint64(v.next) // it takes none: it continues from the last
 	v.mu.Unlock()
-	o := &op{v: v, done: make(chan error, 1)}
-	o.entry.Record = journal.Record{Volume: v.id, Kind: journal.KindFence, Offset: v.generation}
 	if v.lost.Load() {
 		o.entry.Record.Flags = flagLost
 	}
 	o.entry.User = o
+	o.holders.Add(1)
 	err := v.e.journal.Submit(&o.entry)
 	if err == nil {
 		select {
@@ -310,7 +312,10 @@ func (v *Volume) begin(ctx context.Context, epoch uint64) error {
 		case <-ctx.Done():
 			err = ctx.Err()
 		}
+	} else {
+		o.holders.Add(-1)
 	}
+	o.leave()
 	if err == nil {
 		// From here on an absent home map means a lost one, and another journal a lost journal.
 		v.destage.apply.Lock()

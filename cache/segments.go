@@ -1,6 +1,10 @@
 package cache
 
-import "sync"
+import (
+	"sync"
+
+	"github.com/isergate/isergate/cache/journal"
+)
 
 // segments knows, for one volume, which journal segments hold records of it and up to
 // which LSN. Safe for concurrent use.
@@ -14,15 +18,18 @@ type segmentMark struct {
 	last LSN // the highest LSN of the volume in the segment
 }
 
-// add notes a record. Records come in journal order.
-func (s *segments) add(gen uint64, lsn LSN) {
+// add notes records. They come in journal order.
+func (s *segments) add(run []*journal.Entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if n := len(s.list); n > 0 && s.list[n-1].gen == gen {
-		s.list[n-1].last = max(s.list[n-1].last, lsn)
-		return
+	for _, en := range run {
+		gen, lsn := en.Loc.Segment, LSN(en.Record.LSN)
+		if n := len(s.list); n > 0 && s.list[n-1].gen == gen {
+			s.list[n-1].last = max(s.list[n-1].last, lsn)
+		} else {
+			s.list = append(s.list, segmentMark{gen, lsn})
+		}
 	}
-	s.list = append(s.list, segmentMark{gen, lsn})
 }
 
 // upTo returns the highest LSN in the segments up to gen, and false if the volume has nothing there.

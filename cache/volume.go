@@ -32,13 +32,13 @@ type Volume struct {
 	cfg        VolumeConfig
 	epoch      uint64
 	generation uint64
-	dirty      *extent.Map // what is in the journal and not at `object`
+	dirty      *extent.Map // what is in the journal, or acknowledged at memory, and not at `object`
+	unsynced   unsynced    // the payloads of what is in the dirty map and not in the journal
+	next       LSN         // the last LSN given out
 	unmet      unmet
 	objectErr  string
 
 	home home // what is at `object`
-
-	next LSN // the last LSN given out; only the journal's committer touches it
 
 	acked, local, object mark
 	budget               budget

@@ -12,25 +12,14 @@ import (
 )
 
 // The path of a write, top to bottom: Reserve (dirty budget, journal space, memory) →
-// the transport fills the buffers → Commit: journal.Submit → the committer gives the LSN
-// (Engine.Assign), writes, syncs (Engine.Synced), publishes to the dirty map → Commit
-// returns once the level due is reached.
+// the transport fills the buffers → Commit: submit gives the LSN and queues it in the journal →
+// the committer writes and syncs (Engine.Synced), publishes to the dirty map → Commit returns once the level
+// due is reached.
 //
 // A write becomes readable when it is at `local`, or, under ack=memory, when it is acknowledged: a reader
-// never sees what a crash may still take away, except where the policy says so.
-
-// op is one journal record on its way. It is owned by the caller until Submit, then
-// by the journal until Synced or Failed; done tells the caller about it.
-type op struct {
-	v      *Volume
-	entry  journal.Entry
-	bufs   [][]byte // arena memory, as allocated
-	charge int64    // bytes of the dirty budget; 0: a note or a fence, nothing was reserved
-	space  int64    // bytes of the journal
-	early  bool     // ack=memory: publish and answer before the sync
-	note   *note    // of a Note record
-	done   chan error
-}
+// never sees what a crash may still take away, except where the policy says so. What ack=memory has
+// acknowledged ahead of the journal is bounded for all volumes together (Engine.ahead): the journal is one queue, and the
+// next sync of any volume waits behind it.
 
 // note is the payload of a journal Note: small state that has its place in the order
 // of writes.
@@ -69,33 +58,25 @@ func (v *Volume) reserve(ctx context.Context, payload int64) (*op, error) {
 		v.contractUnmet(Local, v.local.get().LSN, false)
 		return nil, fmt.Errorf("the journal's device has not answered for %s: %w", stalled.Round(time.Second), ErrBusy)
 	}
-	o := &op{v: v, charge: chargeOf(payload), space: payload, done: make(chan error, 1)}
+	o := v.newOp()
+	o.charge, o.space = chargeOf(payload), payload
+	p := v.policy.Load()
+	if p.Ack == Memory {
+		o.ahead = o.charge
+	}
+	if o.takeNow() {
+		return o, nil
+	}
 	wait := v.e.opt.CommandWait
-	if v.policy.Load().OnUnmet == Error {
+	if p.OnUnmet == Error {
 		wait = v.e.opt.UnmetAfter
 	}
-	err := waitFor(ctx, wait, func(ctx context.Context) error {
-		if err := v.budget.acquire(ctx, o.charge); err != nil {
-			return err
-		}
-		if err := v.e.journal.Reserve(ctx, o.space); err != nil {
-			v.budget.release(o.charge)
-			return err
-		}
-		if payload == 0 {
-			return nil
-		}
-		var err error
-		if o.bufs, err = v.e.arena.Alloc(ctx, payload); err != nil {
-			v.e.journal.Unreserve(o.space)
-			v.budget.release(o.charge)
-		}
-		o.entry.Payload = o.bufs
-		return err
-	})
-	switch {
-	case err == nil:
+	err := o.take(ctx, time.Now().Add(wait))
+	if err == nil {
 		return o, nil
+	}
+	o.leave()
+	switch {
 	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
 		v.contractUnmet(v.policy.Load().Ack, v.local.get().LSN, false)
 		if v.policy.Load().OnUnmet == Error {
@@ -108,46 +89,151 @@ func (v *Volume) reserve(ctx context.Context, payload int64) (*op, error) {
 	return nil, err
 }
 
+// takeNow takes what the op needs if there is no need to wait for any of it.
+func (o *op) takeNow() bool {
+	v := o.v
+	if !v.budget.tryAcquire(o.charge) {
+		return false
+	}
+	if o.ahead > 0 && !v.e.ahead.tryAcquire(o.ahead) {
+		v.budget.release(o.charge)
+		return false
+	}
+	if o.takeRoomNow() {
+		return true
+	}
+	v.budget.release(o.charge)
+	v.e.ahead.release(o.ahead)
+	return false
+}
+
+// takeRoomNow takes room in the journal and memory if there are both.
+func (o *op) takeRoomNow() bool {
+	if !o.v.e.journal.TryReserve(o.space) {
+		return false
+	}
+	if o.space == 0 {
+		return true
+	}
+	if bufs := o.v.e.arena.TryAlloc(o.space); bufs != nil {
+		o.land(bufs)
+		return true
+	}
+	o.v.e.journal.Unreserve(o.space)
+	return false
+}
+
+// take waits for what the op needs, until the deadline, which shows as context.DeadlineExceeded.
+func (o *op) take(ctx context.Context, deadline time.Time) error {
+	v := o.v
+	if err := v.budget.acquire(ctx, &o.wait, deadline, o.charge); err != nil {
+		return err
+	}
+	if o.ahead > 0 {
+		if err := v.e.ahead.acquire(ctx, &o.wait, deadline, o.ahead); err != nil {
+			v.budget.release(o.charge)
+			return err
+		}
+	}
+	if o.takeRoomNow() {
+		return nil
+	}
+	err := o.takeRoom(ctx, deadline)
+	if err != nil {
+		v.budget.release(o.charge)
+		v.e.ahead.release(o.ahead)
+	}
+	return err
+}
+
+// takeRoom waits for room in the journal and for memory.
+func (o *op) takeRoom(ctx context.Context, deadline time.Time) error {
+	ctx, cancel := context.WithDeadline(ctx, deadline)
+	defer cancel()
+	if err := o.v.e.journal.Reserve(ctx, o.space); err != nil || o.space == 0 {
+		return err
+	}
+	bufs, err := o.v.e.arena.Alloc(ctx, o.space)
+	if err != nil {
+		o.v.e.journal.Unreserve(o.space)
+		return err
+	}
+	o.land(bufs)
+	return nil
+}
+
+func (o *op) land(bufs [][]byte) {
+	o.mem = o.v.e.newPayload(bufs)
+	o.entry.Payload = bufs
+}
+
 // abandon gives everything back; nothing was submitted.
 func (o *op) abandon() {
-	if o.bufs != nil {
-		o.v.e.arena.Free(o.bufs)
-		o.bufs = nil
+	if o.mem != nil {
+		o.mem.leave()
 	}
 	if o.charge > 0 {
 		o.v.e.journal.Unreserve(o.space)
 		o.v.budget.release(o.charge)
+		o.v.e.ahead.release(o.ahead)
 	}
+	o.leave()
 }
 
-// submit hands the op to the journal.
-func (o *op) submit(rec journal.Record) error {
-	if err := o.v.serving(); err != nil {
-		o.abandon()
-		return err
-	}
-	rec.Volume = o.v.id
-	o.entry.Record, o.entry.User = rec, o
-	o.v.mu.RLock() // SetPolicy knows that what is early was submitted before it
-	o.early = o.v.policy.Load().Ack == Memory && o.charge > 0
-	err := o.v.e.journal.Submit(&o.entry)
-	o.v.mu.RUnlock()
-	if err != nil {
-		o.abandon()
-		return fmt.Errorf("%w: %w", ErrJournal, err)
-	}
-	return nil
-}
-
-// finish waits until the op is answered and at the level due. The journal's answer is waited
-// for whatever happens to ctx: when finish returns, the write is visible or never will be, and a
-// device that stalls holds the command.
-func (o *op) finish(ctx context.Context, due Level) error {
+// submit gives the op its place in the volume's order of writes and hands it to the journal. One lock is held over
+// both, so that the order of LSNs is that of the journal. Under ack=memory the write is readable from here on, out of
+// the memory in which it landed, and answered if due is no more than that; the journal may be in
+// the middle of a sync. After an error the op is gone.
+func (o *op) submit(rec journal.Record, due Level) (LSN, error) {
 	v := o.v
-	if err := <-o.done; err != nil {
+	if err := v.serving(); err != nil {
+		o.abandon()
+		return 0, err
+	}
+	rec.Volume = v.id
+	v.mu.Lock() // SetPolicy knows that what is early was submitted before it
+	rec.Epoch = v.epoch
+	lsn := v.next + 1
+	rec.LSN = uint64(lsn)
+	o.entry.Record, o.entry.User = rec, o
+	o.early = o.ahead > 0 && v.policy.Load().Ack == Memory
+	o.told = o.early && due == Memory
+	o.holders.Add(1)
+	if err := v.e.journal.Submit(&o.entry); err != nil {
+		v.mu.Unlock()
+		o.holders.Add(-1)
+		o.abandon()
+		return 0, fmt.Errorf("%w: %w", ErrJournal, err)
+	}
+	v.next = lsn
+	if o.early {
+		v.unsynced.push(lsn, o.mem)
+		v.dirty.Insert(v.extentOf(rec, journal.Location{}, v.cfg.BlockSize))
+		v.acked.advance(lsn, time.Now()) // what is readable counts as acknowledged
+	} else {
+		v.unsynced.push(lsn, nil)
+	}
+	v.mu.Unlock()
+	return lsn, nil
+}
+
+// settle waits until the op is answered. The journal's answer is waited for whatever happens to the command: when settle
+// returns, the write is visible or never will be, and a device that stalls holds the command.
+func (o *op) settle() error {
+	var err error
+	if !o.told {
+		err = <-o.done
+	}
+	o.leave()
+	return err
+}
+
+// finish waits until the op is answered and at the level due.
+func (o *op) finish(ctx context.Context, due Level, lsn LSN) error {
+	v, told := o.v, o.told
+	if err := o.settle(); err != nil || told {
 		return err
 	}
-	lsn := LSN(o.entry.Record.LSN)
 	if err := v.reach(ctx, due, lsn); err != nil {
 		return err
 	}
@@ -188,11 +274,12 @@ func (v *Volume) Reserve(ctx context.Context, off, n int64) (*Landing, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Landing{o: o, off: off, n: n}, nil
+	o.landing = Landing{o: o, off: off, n: n}
+	return &o.landing, nil
 }
 
 // Buffers are page-aligned and together n bytes long.
-func (l *Landing) Buffers() [][]byte { return l.o.bufs }
+func (l *Landing) Buffers() [][]byte { return l.o.mem.bufs }
 
 // Abort gives the reservation back; nothing was written.
 func (l *Landing) Abort() { l.o.abandon() }
@@ -201,11 +288,13 @@ func (l *Landing) Abort() { l.o.abandon() }
 // fua, is reached. A cancelled ctx ends the waiting for a level beyond the journal; the write
 // is visible then, or never will be.
 func (l *Landing) Commit(ctx context.Context, fua bool) error {
-	due := l.o.v.due(fua)
-	if err := l.o.submit(journal.Record{Kind: journal.KindData, Offset: uint64(l.off), Length: uint64(l.n), PayloadBytes: uint32(l.n)}); err != nil {
+	o := l.o
+	due := o.v.due(fua)
+	lsn, err := o.submit(journal.Record{Kind: journal.KindData, Offset: uint64(l.off), Length: uint64(l.n), PayloadBytes: uint32(l.n)}, due)
+	if err != nil {
 		return err
 	}
-	return l.o.finish(ctx, due)
+	return o.finish(ctx, due, lsn)
 }
 
 // Range is a range of bytes of a volume.
@@ -221,25 +310,28 @@ func (v *Volume) Deallocate(ctx context.Context, ranges []Range, fua bool) error
 	}
 	due := v.due(fua)
 	var last *op
-	var err error
+	var lsn LSN
 	for _, r := range ranges {
-		var o *op
-		if o, err = v.reserve(ctx, 0); err != nil {
-			break
+		o, err := v.reserve(ctx, 0)
+		var l LSN
+		if err == nil {
+			l, err = o.submit(journal.Record{Kind: journal.KindZero, Offset: uint64(r.Off), Length: uint64(r.Len)}, due)
 		}
-		if err = o.submit(journal.Record{Kind: journal.KindZero, Offset: uint64(r.Off), Length: uint64(r.Len)}); err != nil {
-			break
+		if err != nil {
+			if last != nil {
+				_ = last.settle() // no outcome is open when the command ends, with the first error
+			}
+			return err
 		}
-		last = o
+		if last != nil {
+			last.leave() // the journal is in order: the last one is there when all are
+		}
+		last, lsn = o, l
 	}
-	switch {
-	case last == nil:
-		return err
-	case err != nil:
-		<-last.done // no outcome is open when the command ends
-		return err
+	if last == nil {
+		return nil
 	}
-	return last.finish(ctx, due) // the journal is in order: the last one is there when all are
+	return last.finish(ctx, due, lsn)
 }
 
 // WriteSame writes block, one logical block, to every block of r: one block of
@@ -259,11 +351,12 @@ func (v *Volume) WriteSame(ctx context.Context, r Range, block []byte, fua bool)
 	if err != nil {
 		return err
 	}
-	copy(o.bufs[0], block)
-	if err := o.submit(journal.Record{Kind: journal.KindSame, Offset: uint64(r.Off), Length: uint64(r.Len), PayloadBytes: uint32(len(block))}); err != nil {
+	copy(o.mem.bufs[0], block)
+	lsn, err := o.submit(journal.Record{Kind: journal.KindSame, Offset: uint64(r.Off), Length: uint64(r.Len), PayloadBytes: uint32(len(block))}, due)
+	if err != nil {
 		return err
 	}
-	return o.finish(ctx, due)
+	return o.finish(ctx, due, lsn)
 }
 
 // logNote journals n and waits for the sync. Notes draw on the journal's own reserve:
@@ -273,15 +366,17 @@ func (v *Volume) logNote(ctx context.Context, n note) error {
 	if err != nil {
 		return err
 	}
-	o := &op{v: v, note: &n, done: make(chan error, 1)}
-	o.entry.Payload = [][]byte{b}
-	if err := o.submit(journal.Record{Kind: journal.KindNote, PayloadBytes: uint32(len(b))}); err != nil {
+	o := v.newOp()
+	o.note, o.entry.Payload = &n, [][]byte{b}
+	lsn, err := o.submit(journal.Record{Kind: journal.KindNote, PayloadBytes: uint32(len(b))}, Local)
+	if err != nil {
 		return err
 	}
-	return o.finish(ctx, Local)
+	return o.finish(ctx, Local, lsn)
 }
 
-// extentOf describes a journaled record as an extent of the dirty map.
+// extentOf describes a record as an extent of the dirty map. Without a location it is where it landed: Volume.unsynced has
+// its payload, and the extent's location counts from there.
 func (v *Volume) extentOf(rec journal.Record, loc journal.Location, blockSize int32) extent.Extent {
 	x := extent.Extent{Start: rec.Offset / sectorBytes, Sectors: rec.Length / sectorBytes, LSN: rec.LSN}
 	x.Loc.Ref, x.Loc.Sector = loc.Segment, loc.Block*(blockBytes/sectorBytes)

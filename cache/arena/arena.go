@@ -136,6 +136,19 @@ func (a *Arena) Alloc(ctx context.Context, n int64) ([][]byte, error) {
 	return w.bufs, w.err // served at the same moment
 }
 
+// TryAlloc is Alloc without the waiting: it returns nil where Alloc would wait or fail.
+func (a *Arena) TryAlloc(n int64) [][]byte {
+	if n <= 0 || n > a.size {
+		return nil
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed || a.waiting.n > 0 || a.buddies.free < pages(n) {
+		return nil
+	}
+	return a.takeLocked(n)
+}
+
 func pages(n int64) int { return int((n + PageSize - 1) / PageSize) }
 
 // takeLocked carves n bytes out of free pages, of which there are enough.

@@ -14,18 +14,10 @@ import (
 
 // waker is a Sink that wakes one writer per entry.
 type waker struct {
-	lsn uint64
 	j   atomic.Pointer[Journal]
 	gen uint64
 }
 
-func (w *waker) Assign(entries []*Entry) {
-	for _, e := range entries {
-		w.lsn++
-		e.LSN = w.lsn
-	}
-}
-func (w *waker) Written([]*Entry) {}
 func (w *waker) Synced(entries []*Entry) {
 	for _, e := range entries {
 		if e.Loc.Segment != w.gen {

@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// commitLoop is the one goroutine that writes. Per batch: take what is queued, assign, checksum, one write, one
-// sync, tell. A batch is not written before the one before it is synced: that is why, after a crash, only the
+// commitLoop is the one goroutine that writes. Per batch: take what is queued, checksum, one write, one sync,
+// tell. A batch is not written before the one before it is synced: that is why, after a crash, only the
 // last one can be torn. There is no timer: while a sync runs, the next batch gathers.
 //
 // Tried and dropped: a timer to gather more (delays the lone writer, and gains nothing under load), and a
@@ -129,21 +129,17 @@ func (j *Journal) commit(s *segment, h batchHeader) error {
 		e.Loc = Location{Segment: h.generation, Block: block}
 		block += e.payloadBlocks()
 	}
-	j.opts.Sink.Assign(j.batch)
 
 	region := j.regionOf(h.headerBlocks)
 	h.encodeFixed(region)
 	iov := append(j.iov[:0], region)
 	table := h.crcTable(region)
 	for i, e := range j.batch {
-		if e.Loc.Segment != h.generation || e.validate() != nil {
-			return fmt.Errorf("%w: Assign changed more than epoch, LSN and flags", ErrInvalid)
-		}
 		encodeRecord(region, uint32(i), &e.Record, e.Loc.Block)
 		iov, table = appendPayload(iov, table, e.Payload)
 	}
 	if len(table) != 0 {
-		return fmt.Errorf("%w: Assign changed a payload", ErrInvalid)
+		return fmt.Errorf("%w: a payload changed after Submit", ErrInvalid)
 	}
 	crc := sealRegion(region)
 	j.iov = iov
@@ -155,7 +151,6 @@ func (j *Journal) commit(s *segment, h batchHeader) error {
 		return err
 	}
 	fillCRC(s.crc[h.block+h.headerBlocks:], h.crcTable(region))
-	j.opts.Sink.Written(j.batch)
 	took, err := j.timed(s.file.SyncData)
 	if err != nil {
 		return err

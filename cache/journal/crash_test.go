@@ -131,9 +131,7 @@ func (l *life) run(seed uint64) (image *vfs.Mem, synced uint64, err error) {
 					continue // full, or dead
 				}
 			}
-			sink.submitted(1)
-			if err := j.Submit(e); err == ErrFull || errors.Is(err, errCut) {
-				sink.submitted(-1)
+			if err := sink.submit(j, e); err == ErrFull || errors.Is(err, errCut) {
 				key--
 			} else if err != nil {
 				return nil, 0, err

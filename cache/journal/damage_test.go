@@ -101,8 +101,8 @@ func smallLog(t testing.TB, mem *vfs.Mem, hook vfs.Hook, step func(sink *recorde
 			e.cost = entryCost(int64(e.PayloadBytes))
 			j.space.queued += e.cost
 		}
+		sink.number(entries...)
 		j.queue = append(j.queue, entries...)
-		sink.submitted(n)
 		j.wake.Signal()
 		j.mu.Unlock()
 		sink.wait()

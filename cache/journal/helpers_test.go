@@ -36,17 +36,6 @@ func newRecorder(lsn uint64) *recorder {
 	return r
 }
 
-func (r *recorder) Assign(entries []*Entry) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, e := range entries {
-		r.lsn++
-		e.LSN, e.Epoch = r.lsn, 1
-	}
-}
-
-func (r *recorder) Written(entries []*Entry) {}
-
 func (r *recorder) Synced(entries []*Entry) {
 	r.mu.Lock()
 	for _, e := range entries {
@@ -75,10 +64,15 @@ func (r *recorder) Failed(entries []*Entry, err error) {
 	r.cond.Broadcast()
 }
 
-func (r *recorder) submitted(n int) {
+// number gives entries the next LSNs and expects to hear of them.
+func (r *recorder) number(entries ...*Entry) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.pending += n
+	for _, e := range entries {
+		r.lsn++
+		e.LSN, e.Epoch = r.lsn, 1
+		r.pending++
+	}
 }
 
 // wait returns once everything submitted was reported.
@@ -197,12 +191,20 @@ func put(j *Journal, r *recorder, e *Entry) error {
 			return err
 		}
 	}
-	r.submitted(1)
-	err := j.Submit(e)
-	if err != nil {
-		r.submitted(-1)
+	return r.submit(j, e)
+}
+
+// submit numbers an entry and submits it.
+func (r *recorder) submit(j *Journal, e *Entry) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	e.LSN, e.Epoch = r.lsn+1, 1
+	if err := j.Submit(e); err != nil {
+		return err
 	}
-	return err
+	r.lsn++
+	r.pending++
+	return nil
 }
 
 func yieldCPU() { runtime.Gosched() }

@@ -103,11 +103,6 @@ func (o *Options) Validate() error {
 // slice is valid during the call only. A Sink may call Submit, Pin, Unpin and Release; it must not call what waits
 // (Reserve, Seal, Close).
 type Sink interface {
-	// Assign gives the entries their epoch and LSN, in commit order; nothing is on the device yet. Location and
-	// time are set. Kind, Offset, Length, PayloadBytes and Payload must not change.
-	Assign(entries []*Entry)
-	// Written is called when the batch is handed to the system and before it is durable. The payload can be read with ReadAt.
-	Written(entries []*Entry)
 	// Synced is called when the entries, and all before them, are durable. The journal forgets them.
 	Synced(entries []*Entry)
 	// Failed is called when the entries will never be reported as synced. They may still be found at the next

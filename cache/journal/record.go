@@ -49,7 +49,7 @@ type Record struct {
 	Offset       uint64
 	Length       uint64 // bytes of the volume
 	PayloadBytes uint32
-	Time         int64 // Unix nanoseconds of the batch; set by the journal before Sink.Assign
+	Time         int64 // Unix nanoseconds of the batch; set by the journal before Sink.Synced
 	// Note is the payload of a Note, set on replay only and valid during the callback.
 	Note []byte
 }
@@ -90,14 +90,14 @@ type Location struct {
 	Block   uint32 // within the segment file
 }
 
-// Entry is a record on its way into the journal. It, and the buffers of Payload, belong to the
-// journal from Submit until Sink.Synced or Sink.Failed has been called with it.
+// Entry is a record on its way into the journal. It belongs to the journal from Submit until Sink.Synced or Sink.Failed has
+// been called with it; the bytes of Payload may be read meanwhile, and do not change.
 type Entry struct {
 	Record
 	// Payload is PayloadBytes bytes in all; every piece but the last is a multiple of BlockSize. The journal pads the
 	// last block with zeros on the device; it never changes the buffers.
 	Payload [][]byte
-	// Loc is where the payload is; set before Sink.Assign.
+	// Loc is where the payload is; set before Sink.Synced.
 	Loc Location
 	// User is the caller's.
 	User any

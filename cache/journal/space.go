@@ -128,6 +128,21 @@ func (j *Journal) Reserve(ctx context.Context, bytes int64) error {
 	return ctx.Err()
 }
 
+// TryReserve is Reserve without the waiting: it returns false, and reserves nothing, where Reserve would wait or fail.
+func (j *Journal) TryReserve(bytes int64) bool {
+	if bytes < 0 || bytes > j.opts.MaxEntryBytes {
+		return false
+	}
+	cost := entryCost(bytes)
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.usableLocked() != nil || j.space.head != nil || !j.space.fits(cost) {
+		return false
+	}
+	j.space.granted += cost
+	return true
+}
+
 // Unreserve gives back a reservation that was made with the same number of bytes.
 func (j *Journal) Unreserve(bytes int64) {
 	j.mu.Lock()

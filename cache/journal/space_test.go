@@ -38,8 +38,7 @@ func TestPromiseIsKept(t *testing.T) {
 			if size == 0 {
 				kind = KindZero
 			}
-			sink.submitted(1)
-			if err := j.Submit(newEntry(kind, uint64(i), int(size))); err != nil {
+			if err := sink.submit(j, newEntry(kind, uint64(i), int(size))); err != nil {
 				t.Fatalf("seed %d: %v", seed, err)
 			}
 			if rng.IntN(3) == 0 {

@@ -241,19 +241,22 @@ func (c *Cache) keyLocked(k Key) ckey {
 	return ckey{epoch: k.Epoch, seq: k.Seq, volume: v, chunk: k.Chunk}
 }
 
-// Reserve waits until n chunks may be referenced, and sets them aside until release is
-// called. If all who hold references reserve as many as they hold, before the first,
+// Reserve waits until n chunks may be referenced, and sets them aside until
+// Unreserve. If all who hold references reserve as many as they hold, before the first,
 // then no Get ever waits for another's Release, and none can wait for each other.
 // More than MaxReserve is ErrTooLarge.
-func (c *Cache) Reserve(ctx context.Context, n int) (release func(), err error) {
+func (c *Cache) Reserve(ctx context.Context, n int) error {
 	if int64(n) > c.claim {
-		return nil, fmt.Errorf("%w: %d chunks, %d can be reserved", ErrTooLarge, n, c.claim)
+		return fmt.Errorf("%w: %d chunks, %d can be reserved", ErrTooLarge, n, c.claim)
 	}
-	if err := c.claims.Acquire(ctx, int64(n)); err != nil {
-		return nil, err
-	}
-	return sync.OnceFunc(func() { c.claims.Release(int64(n)) }), nil
+	return c.claims.Acquire(ctx, int64(n))
 }
+
+// TryReserve is Reserve without the waiting: it returns false, and reserves nothing, where Reserve would wait or fail.
+func (c *Cache) TryReserve(n int) bool { return c.claims.TryAcquire(int64(n)) }
+
+// Unreserve gives back what Reserve or TryReserve set aside.
+func (c *Cache) Unreserve(n int) { c.claims.Release(int64(n)) }
 
 // Region returns all the memory that chunks are kept in, so that it can be registered with a device once. It
 // stays mapped until Close, and after it until the last Ref is released.
@@ -278,12 +281,7 @@ func (c *Cache) Get(ctx context.Context, key Key, fetch func(ctx context.Context
 		return nil, ErrClosed
 	}
 	k := c.keyLocked(key)
-	if s, ok := c.index[k]; ok {
-		f := &c.frames[s]
-		c.pinLocked(f)
-		if c.policy.hit(s) && c.media != nil {
-			c.media.hitLocked(k)
-		}
+	if f := c.hitLocked(k); f != nil {
 		c.mu.Unlock()
 		c.stats.memoryHits.Inc()
 		return f, nil
@@ -304,6 +302,32 @@ func (c *Cache) Get(ctx context.Context, key Key, fetch func(ctx context.Context
 		return nil, fl.err
 	}
 	return fl.f, nil
+}
+
+// hitLocked returns the frame of k with a reference, nil if it is not in memory.
+func (c *Cache) hitLocked(k ckey) *frame {
+	s, ok := c.index[k]
+	if !ok {
+		return nil
+	}
+	f := &c.frames[s]
+	c.pinLocked(f)
+	if c.policy.hit(s) && c.media != nil {
+		c.media.hitLocked(k)
+	}
+	return f
+}
+
+// Hit returns a chunk that is in memory, nil if it is not.
+func (c *Cache) Hit(key Key) Ref {
+	c.mu.Lock()
+	f := c.hitLocked(c.keyLocked(key))
+	c.mu.Unlock()
+	if f == nil {
+		return nil
+	}
+	c.stats.memoryHits.Inc()
+	return f
 }
 
 // leave gives up waiting for fl.

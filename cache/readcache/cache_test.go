@@ -276,7 +276,7 @@ func TestReserve(t *testing.T) {
 	c := open(t, Options{MemoryBytes: 4 << 20})
 	var b backend
 	most := c.MaxReserve()
-	if _, err := c.Reserve(ctx, most+1); !errors.Is(err, ErrTooLarge) {
+	if err := c.Reserve(ctx, most+1); !errors.Is(err, ErrTooLarge) {
 		t.Fatal(err)
 	}
 	var wg sync.WaitGroup
@@ -284,10 +284,11 @@ func TestReserve(t *testing.T) {
 		wg.Go(func() {
 			for i := range 30 {
 				n := most/2 + 1
-				done, err := c.Reserve(ctx, n)
-				if err != nil {
-					t.Error(err)
-					return
+				if !c.TryReserve(n) {
+					if err := c.Reserve(ctx, n); err != nil {
+						t.Error(err)
+						return
+					}
 				}
 				var refs []Ref
 				for j := range n {
@@ -302,8 +303,7 @@ func TestReserve(t *testing.T) {
 				for _, r := range refs {
 					r.Release()
 				}
-				done()
-				done() // a second call does nothing
+				c.Unreserve(n)
 			}
 		})
 	}
