@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"runtime/pprof"
 	"slices"
 	"strconv"
@@ -246,7 +247,7 @@ func (t *transports) round(ctx context.Context, round int) error {
 }
 
 // measure puts a load on a unit over a transport.
-func (t *transports) measure(ctx context.Context, u *transportUnit, id ID, l load, transport bench.Transport, crc bool, round int) (Sample, error) {
+func (t *transports) measure(ctx context.Context, u *transportUnit, id ID, l load, transport bench.Transport, crc bool, round int) (_ Sample, err error) {
 	o := initiator.Options{Portal: u.portal, InitiatorName: initiatorName, TargetName: u.iqn}
 	if err := bench.Carry(&o, transport, crc); err != nil {
 		return Sample{}, err
@@ -271,16 +272,12 @@ func (t *transports) measure(ctx context.Context, u *transportUnit, id ID, l loa
 	profiled := t.h.o.Profile != "" && round == 0
 	if profiled {
 		name := profileName(l.name, l.depth, id.Class+"-"+id.Target)
-		profile.Go(func() { profileErr = u.profile(ctx, name, t.h.o.Time) })
-		own, err := os.Create(filepath.Join(t.h.o.Profile, name+".client.cpu"))
+		own, err := ownProfile(filepath.Join(t.h.o.Profile, name+".client"))
 		if err != nil {
 			return Sample{}, err
 		}
-		defer own.Close()
-		if err := pprof.StartCPUProfile(own); err != nil {
-			return Sample{}, err
-		}
-		defer pprof.StopCPUProfile()
+		defer func() { err = errors.Join(err, own()) }()
+		profile.Go(func() { profileErr = u.profile(ctx, name, t.h.o.Time) })
 	}
 	used, err := processCPU(u.pid)
 	if err != nil {
@@ -312,6 +309,32 @@ func (t *transports) measure(ctx context.Context, u *transportUnit, id ID, l loa
 		return s, errors.Join(u.settle(ctx), syncFS(t.h.dir))
 	}
 	return s, nil
+}
+
+// ownProfile records what harness.takeProfile records, of this process, until stop is called.
+func ownProfile(name string) (stop func() error, err error) {
+	allocations := func(suffix string) error {
+		f, err := os.Create(name + suffix)
+		if err != nil {
+			return err
+		}
+		runtime.GC() // the profile is as of the last collection
+		return errors.Join(pprof.Lookup("allocs").WriteTo(f, 0), f.Close())
+	}
+	if err := allocations(".before"); err != nil {
+		return nil, err
+	}
+	f, err := os.Create(name + ".cpu")
+	if err != nil {
+		return nil, err
+	}
+	if err := pprof.StartCPUProfile(f); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return func() error {
+		pprof.StopCPUProfile()
+		return errors.Join(f.Close(), allocations(".after"))
+	}, nil
 }
 
 // bare measures the bare stream that moves what the load moves.

@@ -137,8 +137,10 @@ func TestBench(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	completed := execute(t, []string{"ISERGATE_API=" + g.api()}, binary, "__complete", "bench", "")
-	if !strings.Contains(completed.stdout, g.url(target, 0)+"\n"+g.url(target, 1)+"\n") {
-		t.Errorf("completion of the URL: %+v", completed)
+	for _, want := range []string{g.url(target, 0), g.url(target, 1), "iser" + strings.TrimPrefix(g.url(target, 1), "iscsi")} {
+		if !strings.Contains("\n"+completed.stdout, "\n"+want+"\n") {
+			t.Errorf("completion of the URL: no %s in %+v", want, completed)
+		}
 	}
 	for _, c := range []struct{ url, text string }{
 		{g.url("iqn.2026-11.com.example:none", 0), "isergate target list"},

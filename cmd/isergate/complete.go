@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/isergate/isergate/gateway/api"
+	"github.com/isergate/isergate/gateway/config"
 )
 
 // completionTimeout bounds how long a press of the tab key asks the gateway.
@@ -83,7 +84,13 @@ func (c *cli) names(ctx context.Context, argument string) (names []string) {
 		if targets, err = node.Targets(ctx); err == nil {
 			for _, t := range targets {
 				for _, l := range t.LUNs {
-					names = append(names, fmt.Sprintf("iscsi://%s/%s/%d", status.Portals[0].Listen, t.Name, l.Number))
+					lun := fmt.Sprintf("://%s/%s/%d", status.Portals[0].Listen, t.Name, l.Number)
+					if status.Portals[0].Transport != config.TransportISER {
+						names = append(names, "iscsi"+lun)
+					}
+					if status.Portals[0].Transport != config.TransportTCP {
+						names = append(names, "iser"+lun)
+					}
 				}
 			}
 		}

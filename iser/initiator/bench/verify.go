@@ -53,10 +53,12 @@ func (v *Verification) add(violations uint64, details ...*oracle.Violation) {
 	}
 }
 
-// metered is a unit that measures what is done to it.
+// metered is a unit that measures what is done to it. Half of what is in flight goes through memory of the unit, the rest
+// does not, so that both are tried.
 type metered struct {
 	Unit
-	r *run
+	r       *run
+	buffers chan []byte
 
 	mu   sync.Mutex
 	hist *Histogram // guarded by mu
@@ -76,13 +78,41 @@ func (m *metered) record(start time.Time, bytes int, err error) error {
 }
 
 func (m *metered) Read(ctx context.Context, lba uint64, p []byte) error {
+	own := m.take()
+	defer m.put(own)
 	start := time.Now()
-	return m.record(start, len(p), m.Unit.Read(ctx, lba, p))
+	if own == nil {
+		return m.record(start, len(p), m.Unit.Read(ctx, lba, p))
+	}
+	err := m.record(start, len(p), m.Unit.Read(ctx, lba, own[:len(p)]))
+	copy(p, own)
+	return err
 }
 
 func (m *metered) Write(ctx context.Context, lba uint64, p []byte, fua bool) error {
+	own := m.take()
+	defer m.put(own)
+	if own != nil {
+		p = own[:copy(own, p)]
+	}
 	start := time.Now()
 	return m.record(start, len(p), m.Unit.Write(ctx, lba, p, fua || m.r.o.FUA))
+}
+
+// take returns a buffer of the unit's memory, nil if all are in use.
+func (m *metered) take() []byte {
+	select {
+	case b := <-m.buffers:
+		return b
+	default:
+		return nil
+	}
+}
+
+func (m *metered) put(b []byte) {
+	if b != nil {
+		m.buffers <- b
+	}
 }
 
 func (m *metered) Flush(ctx context.Context) error {
@@ -118,7 +148,15 @@ func (r *run) verify(ctx context.Context, units []*Opened, res *Result) error {
 	res.Verification, res.Histogram = v, new(Histogram)
 	m := make([]*metered, len(units))
 	for i, u := range units {
-		m[i] = &metered{Unit: u.Unit, r: r, hist: new(Histogram)}
+		n := (o.Depth + 1) / 2
+		m[i] = &metered{Unit: u.Unit, r: r, hist: new(Histogram), buffers: make(chan []byte, n)}
+		for range n {
+			b, err := u.buffer(o.BlockSize)
+			if err != nil {
+				return err
+			}
+			m[i].buffers <- b
+		}
 	}
 	defer func() {
 		for _, u := range m {
