@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"net"
 	"testing"
 
 	"github.com/isergate/isergate/iser/rdma"
@@ -438,6 +439,61 @@ func TestInvalidatedWhileItLands(t *testing.T) {
 	v.qp.Close()
 	if !bytes.Equal(v.buf[4096+400:8192], before[4096+400:8192]) {
 		t.Error("bytes were written after the invalidation")
+	}
+}
+
+// The window that the peer is reading, and does not read on, is closed: nothing of it is sent that is there only afterwards, and the connection ends. Large responses
+// are written from where they lie, small ones were copied.
+func TestRevokedWhileItIsRead(t *testing.T) {
+	for _, size := range []int{512 << 10, copyLimit} {
+		e := newEnd(t, Options{})
+		nc, ours := overTCP(t)
+		defer nc.Close()
+		nc.(*net.TCPConn).SetReadBuffer(32 << 10)
+		ours.(*net.TCPConn).SetWriteBuffer(32 << 10)
+		peer := &raw{t, nc}
+		const reads = 64
+		peer.write((&frame{revision: 2, crc: true, enhanced: true, ird: 1, ord: reads}).append(nil, requestKey))
+		req, err := e.p.Respond(context.Background(), ours, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.create(req)
+		if err := req.Accept(context.Background(), rdma.ConnParams{IRD: reads, ORD: 1}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := readFrame(nc, replyKey); err != nil {
+			t.Fatal(err)
+		}
+		peer.write(fpdu(true, segment{op: opWrite, tagged: true, last: true}, nil))
+		w := e.bind(0, size, rdma.RemoteRead)
+		clear(e.buf)
+		for n := range reads {
+			var b [readRequestLen]byte
+			(&readRequest{sinkTag: 1, size: uint32(size), sourceTag: w.RKey(), sourceTO: w.Addr()}).encode(b[:])
+			peer.write(fpdu(true, segment{op: opReadRequest, queue: queueRead, last: true, msn: uint32(n + 1)}, b[:]))
+		}
+		some := make([]byte, 100_000)
+		if _, err := io.ReadFull(nc, some); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		for i := range e.buf {
+			e.buf[i] = 0xee
+		}
+		got, _ := io.ReadAll(nc) // it may be reset
+		if bytes.Contains(got, bytes.Repeat([]byte{0xee}, 16)) {
+			t.Errorf("reads of %d: bytes were sent after the window was closed", size)
+		}
+		if len(got) > reads*size*3/4 {
+			t.Errorf("reads of %d: %d bytes followed", size, len(got))
+		}
+		if err := e.ended(); !errors.Is(err, rdma.ErrAccess) {
+			t.Errorf("reads of %d: ended by %v", size, err)
+		}
+		e.qp.Close()
 	}
 }
 

@@ -123,7 +123,10 @@ func (c *completionQueue) takeLocked(wc []rdma.WC, solicited bool) (int, error) 
 			c.head = 0
 		}
 	}
-	if c.n -= k; c.n > 0 || c.lost {
+	if c.n -= k; c.n == 0 {
+		c.head = 0 // begin again, where the ring is in the processor's cache
+	}
+	if c.n > 0 || c.lost {
 		c.wake() // for the next one who waits
 	}
 	return k, nil

@@ -2,7 +2,6 @@ package iwarp
 
 import (
 	"crypto/rand"
-	"encoding/binary"
 	"fmt"
 	rnd "math/rand/v2"
 	"sync"
@@ -189,7 +188,9 @@ type binding struct {
 type tagTable struct {
 	mu   sync.Mutex // guards all below, and the content of the memory against invalidation
 	tags map[uint32]binding
-	gen  *rnd.ChaCha8 // STags and TOs that cannot be guessed from others
+	// ended counts what takes access away.
+	ended uint64
+	gen   *rnd.ChaCha8 // STags and TOs that cannot be guessed from others
 }
 
 func newTagTable() *tagTable {
@@ -201,9 +202,7 @@ func newTagTable() *tagTable {
 // pickLocked returns an STag that is not in use, never 0.
 func (t *tagTable) pickLocked() uint32 {
 	for {
-		var b [4]byte
-		t.gen.Read(b[:])
-		key := binary.LittleEndian.Uint32(b[:])
+		key := uint32(t.gen.Uint64() >> 32)
 		if _, used := t.tags[key]; !used && key != 0 {
 			return key
 		}
@@ -282,6 +281,7 @@ func (t *tagTable) invalidate(key uint32) bool {
 		return false
 	}
 	delete(t.tags, key)
+	t.ended++
 	b.mr.release()
 	return true
 }
@@ -295,6 +295,7 @@ func (t *tagTable) drop(w *window) {
 			continue
 		}
 		delete(t.tags, key)
+		t.ended++
 		if b.live {
 			b.mr.release()
 		}
@@ -311,6 +312,7 @@ func (t *tagTable) clear() {
 		}
 	}
 	clear(t.tags)
+	t.ended++
 }
 
 // access is the outcome of a look-up.

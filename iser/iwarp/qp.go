@@ -27,8 +27,7 @@ type sendWQE struct {
 	op       rdma.Opcode
 	flags    rdma.SendFlags
 	sge      []rdma.SGE // its memory is reused
-	inline   []byte     // likewise
-	one      [1]rdma.SGE
+	inline   []byte     // one of queuePair.spare, until it is encoded
 	size     int
 	addr     uint64
 	key      uint32 // of the remote window, or of the own one that is bound or invalidated
@@ -56,6 +55,9 @@ type queuePair struct {
 	snd       sender
 	encoded   uint64 // those before are in a batch
 	next      uint64 // oldest that was not begun
+	used      [][]byte
+	request   [readRequestLen]byte
+	one       [1]rdma.SGE
 	msg       message
 	msgIsResp bool
 	turn      bool // responses are next
@@ -78,6 +80,8 @@ type queuePair struct {
 	ird, ord  int
 	terminate []byte // payload of the Terminate that is to be sent
 	recvFault rdma.Status
+	// spare are buffers for inline payload. The one that was used last is the next: it is in the processor's cache.
+	spare [][]byte
 }
 
 type state uint8
@@ -185,13 +189,18 @@ func (q *queuePair) postLocked(wr *rdma.SendWR) error {
 	if err != nil {
 		return err
 	}
-	*w = sendWQE{id: wr.ID, op: wr.Op, flags: wr.Flags, sge: w.sge[:0], inline: w.inline[:0], size: size, addr: wr.RemoteAddr, key: wr.RKey}
+	*w = sendWQE{id: wr.ID, op: wr.Op, flags: wr.Flags, sge: w.sge[:0], size: size, addr: wr.RemoteAddr, key: wr.RKey}
 	switch {
 	case wr.Op == rdma.OpBind:
 		if w.key, w.previous, err = q.q.tags.reserve(&wr.Bind); err != nil {
 			return err
 		}
 	case wr.Flags&rdma.Inline != 0:
+		if n := len(q.spare); n > 0 {
+			w.inline, q.spare = q.spare[n-1][:0], q.spare[:n-1]
+		} else {
+			w.inline = make([]byte, 0, q.attr.MaxInline)
+		}
 		for i := range wr.SGE {
 			w.inline = append(w.inline, wr.SGE[i].Buf...)
 		}
@@ -248,6 +257,7 @@ func (q *queuePair) start(s *sock, a agreed, initiator bool) error {
 	q.q.reads.init(a.ord)
 	q.q.resps.init(a.ird)
 	q.snd.init(a.crc, a.markers, limit)
+	q.snd.tags = q.q.tags
 	rtr := a.rtr
 	if initiator {
 		rtr = 0

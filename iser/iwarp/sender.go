@@ -3,6 +3,8 @@ package iwarp
 import (
 	"encoding/binary"
 	"hash/crc32"
+
+	"github.com/isergate/isergate/iser/rdma"
 )
 
 // Sizes of ULPDUs and batches.
@@ -48,6 +50,36 @@ type sender struct {
 	head    int      // vec[:head] is written
 	payload int      // gathered bytes
 	plain   []byte   // markers only: the FPDU before they are inserted
+
+	// Pieces of the batch that lie in windows may be written only while these are bound, under the lock of tags.
+	tags  *tagTable
+	refs  []ref
+	ended uint64 // tags.ended when the first was added
+}
+
+// ref is a piece of a window.
+type ref struct {
+	at  int // in vec
+	tag uint32
+	end uint64 // TO behind it
+}
+
+// sound reports whether what is not written of the pieces in windows may still be. tags.mu is held.
+func (s *sender) sound() bool {
+	if s.ended == s.tags.ended {
+		return true
+	}
+	for i := range s.refs {
+		r := &s.refs[i]
+		if r.at < s.head {
+			continue
+		}
+		left := s.vec[r.at]
+		if b, ok := s.tags.reachLocked(r.tag, r.end-uint64(len(left)), len(left), rdma.RemoteRead); ok != accessOK || addrOf(b) != addrOf(left) {
+			return false
+		}
+	}
+	return true
 }
 
 func (s *sender) init(crc, markers bool, limit int) {
@@ -98,32 +130,20 @@ func (s *sender) encode(m *message) bool {
 	for s.room() {
 		seg, n := s.next(m)
 		start := s.open(&seg, n)
-		sum := uint32(0)
-		if s.crc && !s.markers {
-			sum = crc32.Update(0, castagnoli, s.out[start:])
-		}
-		for left := n; left > 0; {
-			b := m.cur.next(left)
-			left -= len(b)
-			if !m.gather {
-				s.append(b)
-				continue
-			}
-			if s.crc {
-				sum = crc32.Update(sum, castagnoli, b)
-			}
-			s.flush()
-			s.vec = append(s.vec, b)
-			s.payload += len(b)
-		}
 		if m.gather {
-			at := len(s.out)
-			s.out = append(s.out, zero[:padding(seg.headerLen()+n)]...)
-			if s.crc {
-				sum = crc32.Update(sum, castagnoli, s.out[at:])
+			sum := s.sum(0, s.out[start:])
+			for left := n; left > 0; {
+				b := m.cur.next(left)
+				left -= len(b)
+				sum = s.gather(sum, b)
 			}
-			s.trailer(sum)
+			s.end(sum, seg.headerLen()+n)
 		} else {
+			for left := n; left > 0; {
+				b := m.cur.next(left)
+				left -= len(b)
+				s.append(b)
+			}
 			s.close(start, seg.headerLen()+n)
 		}
 		if seg.last {
@@ -138,6 +158,41 @@ func (s *sender) segment(seg *segment, b []byte) {
 	start := s.open(seg, len(b))
 	s.append(b)
 	s.close(start, seg.headerLen()+len(b))
+}
+
+// refer adds one FPDU whose payload is b in a window, and is not copied. tags.mu is held.
+func (s *sender) refer(seg *segment, b []byte, tag uint32, to uint64) {
+	start := s.open(seg, len(b))
+	sum := s.sum(0, s.out[start:])
+	s.flush()
+	if len(s.refs) == 0 {
+		s.ended = s.tags.ended
+	}
+	s.refs = append(s.refs, ref{at: len(s.vec), tag: tag, end: to + uint64(len(b))})
+	s.end(s.gather(sum, b), seg.headerLen()+len(b))
+}
+
+// sum continues a CRC, if there is one.
+func (s *sender) sum(sum uint32, b []byte) uint32 {
+	if !s.crc {
+		return 0
+	}
+	return crc32.Update(sum, castagnoli, b)
+}
+
+// gather adds a piece of payload that is not copied.
+func (s *sender) gather(sum uint32, b []byte) uint32 {
+	s.flush()
+	s.vec = append(s.vec, b)
+	s.payload += len(b)
+	return s.sum(sum, b)
+}
+
+// end adds what follows gathered payload.
+func (s *sender) end(sum uint32, ulpdu int) {
+	at := len(s.out)
+	s.out = append(s.out, zero[:padding(ulpdu)]...)
+	s.trailer(s.sum(sum, s.out[at:]))
 }
 
 func (s *segment) headerLen() int {
@@ -236,7 +291,7 @@ func (s *sender) flush() {
 // reset empties the batch after it was written.
 func (s *sender) reset() {
 	clear(s.vec)
-	s.vec, s.head, s.out, s.mark, s.payload = s.vec[:0], 0, s.out[:0], 0, 0
+	s.vec, s.head, s.out, s.mark, s.payload, s.refs = s.vec[:0], 0, s.out[:0], 0, 0, s.refs[:0]
 }
 
 // pending is what of the batch is not written.

@@ -92,9 +92,16 @@ func (s *system) readv(fd int) (int, syscall.Errno) {
 		s.r.tags.mu.Lock()
 		defer s.r.tags.mu.Unlock()
 	}
-	s.riov = vector(s.riov, s.r.places())
-	n, _, errno := syscall.Syscall(unix.SYS_READV, uintptr(fd), uintptr(unsafe.Pointer(&s.riov[0])), uintptr(len(s.riov)))
-	clear(s.riov)
+	places := s.r.places()
+	var n uintptr
+	var errno syscall.Errno
+	if len(places) == 1 {
+		n, _, errno = syscall.Syscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(&places[0][0])), uintptr(len(places[0])))
+	} else {
+		s.riov = vector(s.riov, places)
+		n, _, errno = syscall.Syscall(unix.SYS_READV, uintptr(fd), uintptr(unsafe.Pointer(&s.riov[0])), uintptr(len(s.riov)))
+		clear(s.riov)
+	}
 	if errno != 0 {
 		return 0, errno
 	}
@@ -112,7 +119,11 @@ func (s *system) write(raw syscall.RawConn, w *sender, wait bool) (int, error) {
 
 func (s *system) doWrite(fd uintptr) bool {
 	for len(s.w.pending()) > 0 {
-		n, err := s.writev(fd)
+		n, err, sound := s.writev(fd)
+		if !sound {
+			s.writErr = errRevoked
+			return true
+		}
 		switch err {
 		case 0:
 			s.writeN += n
@@ -128,12 +139,25 @@ func (s *system) doWrite(fd uintptr) bool {
 	return true
 }
 
-func (s *system) writev(fd uintptr) (int, syscall.Errno) {
+// writev writes what is pending, what lies in windows only if they are bound, and under the lock that invalidation takes.
+func (s *system) writev(fd uintptr) (n int, errno syscall.Errno, sound bool) {
+	if len(s.w.refs) > 0 {
+		s.w.tags.mu.Lock()
+		defer s.w.tags.mu.Unlock()
+		if !s.w.sound() {
+			return 0, 0, false
+		}
+	}
 	v := s.w.pending()
-	s.wiov = vector(s.wiov, v[:min(len(v), maxIovec)])
-	n, _, err := syscall.Syscall(unix.SYS_WRITEV, fd, uintptr(unsafe.Pointer(&s.wiov[0])), uintptr(len(s.wiov)))
-	clear(s.wiov)
-	return int(n), err
+	var r uintptr
+	if len(v) == 1 {
+		r, _, errno = syscall.Syscall(unix.SYS_WRITE, fd, uintptr(unsafe.Pointer(&v[0][0])), uintptr(len(v[0])))
+	} else {
+		s.wiov = vector(s.wiov, v[:min(len(v), maxIovec)])
+		r, _, errno = syscall.Syscall(unix.SYS_WRITEV, fd, uintptr(unsafe.Pointer(&s.wiov[0])), uintptr(len(s.wiov)))
+		clear(s.wiov)
+	}
+	return int(r), errno, true
 }
 
 func (s *system) segmentSize(raw syscall.RawConn) int {

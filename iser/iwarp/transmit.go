@@ -1,6 +1,7 @@
 package iwarp
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -74,7 +75,10 @@ func (q *queuePair) pump(inline bool) {
 			n, err := q.sock.write(s, q.patience(inline))
 			written += n
 			if err != nil {
-				q.stop(fmt.Errorf("%w: %w: %w", rdma.ErrTransport, errBroken, err))
+				if !errors.Is(err, errRevoked) {
+					err = fmt.Errorf("%w: %w: %w", rdma.ErrTransport, errBroken, err)
+				}
+				q.stop(err)
 				return
 			}
 			if len(s.pending()) > 0 || inline && written > inlineBytes {
@@ -85,6 +89,8 @@ func (q *queuePair) pump(inline bool) {
 		s.reset()
 		q.mu.Lock()
 		q.sent = q.encoded
+		q.spare = append(q.spare, q.used...)
+		q.used = q.used[:0]
 		ok := q.retireLocked()
 		if ok && !q.workLocked() {
 			q.rest()
@@ -118,6 +124,9 @@ func (q *queuePair) patience(inline bool) time.Duration {
 	return finishTimeout
 }
 
+// errRevoked ends a connection in the middle of a frame.
+var errRevoked = fmt.Errorf("%w: %w: a window was invalidated while the peer read it", rdma.ErrAccess, errBroken)
+
 // stop ends writing because of err, which becomes that of the connection. Nothing more is written.
 func (q *queuePair) stop(err error) {
 	q.fail(err, noFault, nil)
@@ -132,6 +141,9 @@ func (q *queuePair) stop(err error) {
 func (q *queuePair) rest() {
 	putOut(q.snd.out)
 	q.snd.out = nil
+	if q.head == q.tail { // begin again, where the ring is in the processor's cache
+		q.head, q.sent, q.encoded, q.next, q.tail = 0, 0, 0, 0, 0
+	}
 	q.writing = false
 	q.idle.Broadcast()
 }
@@ -203,6 +215,10 @@ func (q *queuePair) fill() error {
 				q.q.resps.pop()
 			} else {
 				q.encoded = q.next
+				w := &q.ring[(q.next-1)%uint64(len(q.ring))]
+				if w.inline != nil { // it is copied
+					q.used, w.inline = append(q.used, w.inline), nil
+				}
 			}
 		}
 	}
@@ -217,7 +233,8 @@ func (q *queuePair) proceed() (whole bool, err error) {
 	return q.snd.encode(&q.msg), nil
 }
 
-// respond encodes more of the response to the oldest Read of the peer. Its source is copied under the lock that invalidation takes.
+// respond encodes more of the response to the oldest Read of the peer. Its source is copied under the lock that invalidation takes; that of a large one is
+// written under it.
 func (q *queuePair) respond() (whole bool, err error) {
 	r := q.q.resps.oldest()
 	s, m := &q.snd, &q.msg
@@ -229,7 +246,11 @@ func (q *queuePair) respond() (whole bool, err error) {
 		}
 		q.q.tags.mu.Lock()
 		b, ok := q.q.tags.reachLocked(r.sourceTag, r.sourceTO+uint64(m.done-n), n, rdma.RemoteRead)
-		if ok == accessOK {
+		switch {
+		case ok != accessOK:
+		case m.gather:
+			s.refer(&seg, b, r.sourceTag, r.sourceTO+uint64(m.done-n))
+		default:
 			s.segment(&seg, b)
 		}
 		q.q.tags.mu.Unlock()
@@ -290,6 +311,7 @@ func (q *queuePair) beginResponse(r *response) {
 	m := &q.msg
 	m.cur = cursor{left: int(r.size)}
 	q.snd.start(m, segment{op: opReadResponse, tagged: true, stag: r.sinkTag, to: r.sinkTO})
+	m.gather = m.gather && q.sock.raw != nil // else a write waits, and no lock may be held
 }
 
 func (q *queuePair) beginSend(w *sendWQE) {
@@ -319,13 +341,9 @@ func (q *queuePair) beginRead(w *sendWQE) {
 	m := &q.msg
 	tag := q.q.tags.pick()
 	r := readRequest{sinkTag: tag, sinkTO: uint64(tag) << 12, size: uint32(w.size), sourceTag: w.key, sourceTO: w.addr}
-	if cap(w.inline) < readRequestLen {
-		w.inline = make([]byte, readRequestLen)
-	}
-	w.inline = w.inline[:readRequestLen]
-	r.encode(w.inline)
+	r.encode(q.request[:]) // it is one FPDU, and in the batch before the next begins
 	q.q.reads.push(tag, r.sinkTO, w)
-	w.one[0] = rdma.SGE{Buf: w.inline}
-	m.cur.reset(w.one[:])
+	q.one[0] = rdma.SGE{Buf: q.request[:]}
+	m.cur.reset(q.one[:])
 	q.snd.start(m, segment{op: opReadRequest, queue: queueRead})
 }
