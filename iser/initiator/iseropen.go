@@ -328,7 +328,9 @@ func (c loginChannel) Receive() (*PDU, error) {
 		return nil, err
 	}
 	p := &PDU{Header: *h, Data: append([]byte(nil), data...)}
-	return p, c.m.repost(wc.ID)
+	// The target may have closed the connection behind what it said: that is found at the next call.
+	_ = c.m.repost(wc.ID)
+	return p, nil
 }
 
 func (m *iserMover) login(ctx context.Context, o *Options) (*Login, error) {
