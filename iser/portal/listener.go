@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/isergate/isergate/iser"
+	"github.com/isergate/isergate/iser/internal/loglimit"
 	"github.com/isergate/isergate/iser/iscsi"
 	"github.com/isergate/isergate/iser/tcp"
 )
@@ -52,6 +53,12 @@ const (
 	DefaultTimeout              = 10 * time.Second
 	DefaultMaxPending           = 256
 	DefaultMaxPendingPerAddress = 64
+)
+
+// Of what anybody who reaches a portal can cause, logBurst lines are logged, and then one for each logInterval.
+const (
+	logBurst    = 20
+	logInterval = time.Second
 )
 
 // Options of a Listener. The zero value of a field means its default.
@@ -108,8 +115,9 @@ func (o Options) Validate() error {
 // Listener makes a Datamover of each connection that it accepts: which one, the first bytes of the connection tell. It implements
 // iscsi.Listener. No connection holds up another one.
 type Listener struct {
-	l   net.Listener
-	opt Options
+	l    net.Listener
+	opt  Options
+	logs loglimit.Limit // of lines that anybody who reaches the portal can cause
 
 	ready  chan accepted
 	ctx    context.Context // ends with Close
@@ -138,6 +146,7 @@ func Serve(l net.Listener, o Options) (*Listener, error) {
 	}
 	o.ensureDefaults()
 	p := &Listener{l: l, opt: o, ready: make(chan accepted), pending: make(map[net.Conn]string), perAddr: make(map[string]int)}
+	p.logs.Init(logBurst, logInterval)
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	p.done.Go(p.run)
 	return p, nil
@@ -266,29 +275,43 @@ func (l *Listener) sort(nc net.Conn) {
 
 // message answers an MPA request: the login follows in messages (ISER-D1, mode A). It returns nil if the connection is closed.
 func (l *Listener) message(ctx context.Context, nc net.Conn, read []byte) *iser.Conn {
-	log := l.opt.Logger.With("portal", l.Addr().String(), "remote", nc.RemoteAddr().String())
 	if l.opt.Transport == TransportTCP {
-		log.Warn("iSER connection refused: this portal serves TCP only; give it transport=auto or transport=iser, or let the initiator log in over TCP")
+		l.log(nc, slog.LevelWarn, "iSER connection refused: this portal serves TCP only; give it transport=auto or transport=iser, or let the initiator log in over TCP")
 		l.result(byMessage, notServed)
 		nc.Close()
 		return nil
 	}
 	r, err := l.opt.ISER.respond(ctx, nc, read)
 	if err != nil {
-		log.Debug("no MPA request", "err", err)
+		l.log(nc, slog.LevelDebug, "no MPA request", "err", err)
 		l.result(byMessage, noRequest)
 		nc.Close()
 		return nil
 	}
 	c, err := l.opt.ISER.target.Accept(ctx, r)
 	if err != nil {
-		log.Info("iSER connection was not made", "err", err)
+		l.log(nc, slog.LevelInfo, "iSER connection was not made", "err", err)
 		l.result(byMessage, outcome(err))
 		return nil
 	}
 	l.result(byMessage, established)
 	l.opt.Metrics.watch(r)
 	return c
+}
+
+// log writes a line about a connection, unless there were too many; the next one says how many.
+func (l *Listener) log(nc net.Conn, level slog.Level, msg string, attrs ...any) {
+	if !l.opt.Logger.Enabled(l.ctx, level) {
+		return
+	}
+	left, ok := l.logs.Allow()
+	if !ok {
+		return
+	}
+	if left > 0 {
+		attrs = append(attrs, "unlogged", left)
+	}
+	l.opt.Logger.With("portal", l.Addr().String(), "remote", nc.RemoteAddr().String()).Log(l.ctx, level, msg, attrs...)
 }
 
 func (l *Listener) result(login, result string) {
