@@ -232,7 +232,7 @@ func TestDataDirectoryLost(t *testing.T) {
 	}
 }
 
-// SIGTERM: everything accepted is journaled, whatever its level, in seconds.
+// SIGTERM under load over all transports: everything accepted is journaled, whatever its level, in seconds.
 func TestStopWhileWriting(t *testing.T) {
 	_, rng := crashRounds(t, 1)
 	g := newGateway(t, "--open").start()
@@ -242,7 +242,7 @@ func TestStopWhileWriting(t *testing.T) {
 	defer cancel()
 	done := make(chan error, 1)
 	go func() {
-		_, err := oracle.Run(ctx, g.opener(crashTarget, 0), oracle.Options{History: h, Workers: 8, Seed: rng.Uint64(), UnmapShare: 50})
+		_, err := oracle.Run(ctx, g.opener(crashTarget, 0, overTCP, overISER, onStream), oracle.Options{History: h, Workers: 12, Sessions: 3, Seed: rng.Uint64(), UnmapShare: 50})
 		done <- err
 	}()
 	for {
