@@ -257,16 +257,6 @@ func (t *transports) measure(ctx context.Context, u *transportUnit, id ID, l loa
 	if _, err := t.h.bench(ctx, unit, b); err != nil { // to warm up
 		return Sample{}, err
 	}
-	// What asking costs is not the load's.
-	allocated, err := u.allocations(ctx)
-	if err != nil {
-		return Sample{}, err
-	}
-	before, err := u.allocations(ctx)
-	if err != nil {
-		return Sample{}, err
-	}
-	asking := before - allocated
 	var profile sync.WaitGroup
 	var profileErr error
 	profiled := t.h.o.Profile != "" && round == 0
@@ -284,7 +274,13 @@ func (t *transports) measure(ctx context.Context, u *transportUnit, id ID, l loa
 		return Sample{}, err
 	}
 	b.Duration, b.Seed = t.h.o.Time, b.Seed+1<<32
+	var count sync.WaitGroup
+	var rate float64
+	var countErr error
+	count.Go(func() { rate, countErr = u.allocationRate(ctx, t.h.o.Time) })
 	r, err := t.h.bench(ctx, unit, b)
+	count.Wait()
+	err = errors.Join(err, countErr)
 	if err != nil {
 		return Sample{}, err
 	}
@@ -296,19 +292,53 @@ func (t *transports) measure(ctx context.Context, u *transportUnit, id ID, l loa
 	if profileErr != nil {
 		return Sample{}, profileErr
 	}
-	after, err := u.allocations(ctx)
-	if err != nil {
-		return Sample{}, err
-	}
 	s := benchSample(r, usedAfter-used)
 	if r.Operations > 0 && !profiled {
-		s.AllocsPerOp = max(0, float64(int64(after-before-asking))/float64(r.Operations))
+		s.AllocsPerOp = rate * r.Elapsed.Seconds() / float64(r.Operations)
 		s.ClientAllocsPerOp = float64(r.Allocations) / float64(r.Operations)
 	}
 	if l.writes() {
 		return s, errors.Join(u.settle(ctx), syncFS(t.h.dir))
 	}
 	return s, nil
+}
+
+// allocationRate returns the allocations of the target in a second, in the middle of a load of that duration: the login is over then. What
+// asking costs is not counted.
+func (u *transportUnit) allocationRate(ctx context.Context, d time.Duration) (float64, error) {
+	wait := func(d time.Duration) error {
+		timer := time.NewTimer(d)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	if err := wait(d / 4); err != nil {
+		return 0, err
+	}
+	first, err := u.allocations(ctx)
+	if err != nil {
+		return 0, err
+	}
+	asked := time.Now()
+	second, err := u.allocations(ctx)
+	if err != nil {
+		return 0, err
+	}
+	begin := time.Now()
+	if err := wait(d / 2); err != nil {
+		return 0, err
+	}
+	last, err := u.allocations(ctx)
+	if err != nil {
+		return 0, err
+	}
+	// first to second is asking once, and the load for as long as that took.
+	long, short := time.Since(begin).Seconds(), begin.Sub(asked).Seconds()
+	return max(0, float64(last-second)-float64(second-first)) / max(long-short, 1e-3), nil
 }
 
 // ownProfile records what harness.takeProfile records, of this process, until stop is called.

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"runtime/metrics"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -251,9 +251,9 @@ func (r *run) reports(start time.Time) (stop func()) {
 
 // allocations returns the number of objects that this process has put on the heap.
 func allocations() uint64 {
-	sample := [1]metrics.Sample{{Name: "/gc/heap/allocs:objects"}}
-	metrics.Read(sample[:])
-	return sample[0].Value.Uint64()
+	var s runtime.MemStats
+	runtime.ReadMemStats(&s) // exact, other than runtime/metrics
+	return s.Mallocs
 }
 
 // cpuTime returns the CPU time of this process.

@@ -10,7 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
-	"runtime/metrics"
+	"runtime"
 	"time"
 
 	"github.com/isergate/isergate/cache/arena"
@@ -114,9 +114,9 @@ func handler() http.Handler {
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /allocations", func(w http.ResponseWriter, _ *http.Request) {
-		sample := []metrics.Sample{{Name: "/gc/heap/allocs:objects"}}
-		metrics.Read(sample)
-		fmt.Fprint(w, sample[0].Value.Uint64())
+		var s runtime.MemStats
+		runtime.ReadMemStats(&s) // exact, other than runtime/metrics
+		fmt.Fprint(w, s.Mallocs)
 	})
 	return mux
 }
