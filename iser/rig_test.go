@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"math/bits"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -248,7 +249,8 @@ type client struct {
 	recvCQ rdma.CQ
 	bufs   [][]byte // receives
 	sendMu sync.Mutex
-	out    []byte // for one Send
+	out    [][]byte // for Sends
+	free   []int    // of out
 	reply  rdma.ConnParams
 
 	isid  pdu.ISID
@@ -334,7 +336,10 @@ func (c *client) connect(p *iwarp.Provider, dialer rdma.Dialer, d dialing) error
 		_, err := c.qp.PostRecv([]rdma.RecvWR{{ID: uint64(i), SGE: []rdma.SGE{c.arena.SGE(c.bufs[i])}}})
 		check(err)
 	}
-	c.out = alloc(16384)
+	for i := range 16 {
+		c.out = append(c.out, alloc(16384))
+		c.free = append(c.free, i)
+	}
 	t.Cleanup(func() {
 		c.qp.Close()
 		if err := c.arena.Close(); err != nil {
@@ -353,29 +358,37 @@ func (c *client) connect(p *iwarp.Provider, dialer rdma.Dialer, d dialing) error
 	return err
 }
 
-// raw sends bytes as one Send.
+// raw sends bytes as one Send. It does not wait for the completion, by which it might receive.
 func (c *client) raw(b []byte) error {
 	c.sendMu.Lock()
 	defer c.sendMu.Unlock()
-	n := copy(c.out, b)
-	if _, err := c.qp.PostSend([]rdma.SendWR{{Op: rdma.OpSend, Flags: rdma.Signaled, SGE: []rdma.SGE{c.arena.SGE(c.out[:n])}}}); err != nil {
-		return err
+	deadline := time.Now().Add(patience)
+	var wcs [16]rdma.WC
+	for len(c.free) == 0 {
+		n, _ := c.sendCQ.Poll(wcs[:])
+		for _, wc := range wcs[:n] {
+			if wc.Status != rdma.StatusSuccess {
+				return errDone
+			}
+			if wc.Op == rdma.OpSend {
+				c.free = append(c.free, int(wc.ID))
+			}
+		}
+		if n == 0 {
+			if err := c.qp.Err(); err != nil {
+				return err
+			}
+			if time.Now().After(deadline) {
+				return context.DeadlineExceeded
+			}
+			runtime.Gosched()
+		}
 	}
-	return c.sent()
-}
-
-// sent waits for one completion of the send queue.
-func (c *client) sent() error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	var wc [1]rdma.WC
-	if _, err := c.sendCQ.Wait(ctx, wc[:], false); err != nil {
-		return err
-	}
-	if wc[0].Status != rdma.StatusSuccess {
-		return c.qp.Err()
-	}
-	return nil
+	i := c.free[len(c.free)-1]
+	c.free = c.free[:len(c.free)-1]
+	n := copy(c.out[i], b)
+	_, err := c.qp.PostSend([]rdma.SendWR{{ID: uint64(i), Op: rdma.OpSend, Flags: rdma.Signaled, SGE: []rdma.SGE{c.arena.SGE(c.out[i][:n])}}})
+	return err
 }
 
 // write sends a control-type PDU.
