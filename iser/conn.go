@@ -58,6 +58,7 @@ type Conn struct {
 	closed    bool // takes no more
 	ending    bool // teardown was started
 	over      bool // teardown has ended
+	live      int  // transfers
 	refs      int  // transfers, the goroutine in Receive, and one until teardown has ended
 	bytes     int64
 	login     *rdma.Slab

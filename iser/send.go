@@ -1,6 +1,8 @@
 package iser
 
 import (
+	"runtime"
+
 	"github.com/isergate/isergate/iser/iscsi"
 	"github.com/isergate/isergate/iser/iscsi/pdu"
 	"github.com/isergate/isergate/iser/rdma"
@@ -9,6 +11,8 @@ import (
 const (
 	// signalEvery is how many work requests nobody waits for share a completion, by which the send queue is counted.
 	signalEvery = 64
+	// gatherLimit is how many work requests are queued before nobody waits for more to post at once.
+	gatherLimit = 32
 	// maxBacklog is how many control PDUs other than SCSI Responses may be queued for a peer that does not take them.
 	maxBacklog = 512
 )
@@ -113,9 +117,22 @@ func (c *Conn) SendControl(p *iscsi.PDU) error {
 	ours := c.q.claimLocked()
 	err := c.sendLocked(p, tr, ours)
 	if ours {
+		if tr != nil {
+			c.gatherLocked()
+		}
 		c.postLocked()
 	}
 	return err
+}
+
+// gatherLocked lets other tasks queue something, if there are any that may do so in a moment: one write to the connection then takes
+// it all. The caller has claimed posting, so that they leave it to him. mu is held, and let go meanwhile.
+func (c *Conn) gatherLocked() {
+	if c.live > 1 && len(c.q.items) < gatherLimit {
+		c.mu.Unlock()
+		runtime.Gosched()
+		c.mu.Lock()
+	}
 }
 
 // sendLocked queues a control PDU, and before it the RDMA Writes that waited for it. With ours, the caller posts it.
@@ -204,6 +221,14 @@ func (c *Conn) flush() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.q.claimLocked() {
+		c.postLocked()
+	}
+}
+
+// flushTogetherLocked is flush that lets others queue something first.
+func (c *Conn) flushTogetherLocked() {
+	if c.q.claimLocked() {
+		c.gatherLocked()
 		c.postLocked()
 	}
 }

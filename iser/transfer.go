@@ -62,6 +62,7 @@ func (c *Conn) newTransferLocked() *transfer {
 		tr.op.init()
 	}
 	c.refs++
+	c.live++
 	return tr
 }
 
@@ -233,8 +234,8 @@ func (c *Conn) postReads(ctx context.Context, tr *transfer, in *cursor, remote u
 		}
 	}
 	c.r.watchLocked(c)
+	c.flushTogetherLocked()
 	c.mu.Unlock()
-	c.flush()
 	return total, nil
 }
 
@@ -415,8 +416,8 @@ func (c *Conn) writeFrom(tr *transfer, in *cursor, n int64, remote uint64) int64
 		}
 		c.q.addLocked(x)
 	}
+	c.flushTogetherLocked()
 	c.mu.Unlock()
-	c.flush()
 	c.await(&tr.op)
 	tr.sges = tr.sges[:tr.kept]
 	return total
@@ -512,6 +513,7 @@ func (c *Conn) release(tr *transfer) {
 	c.dropLocked(tr, len(tr.pieces))
 	*tr = transfer{op: op{wake: tr.wake}, pieces: tr.pieces, sges: tr.sges[:0], deferred: tr.deferred[:0], next: c.idle}
 	c.idle = tr
+	c.live--
 	c.unrefLocked()
 }
 
