@@ -3,21 +3,26 @@ package portal_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"net"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/isergate/isergate/iser/iscsi"
 	"github.com/isergate/isergate/iser/iscsi/pdu"
 	"github.com/isergate/isergate/iser/portal"
 )
 
 // loginRequest is a whole login in one PDU. The session ends with its connection.
-func loginRequest(isid byte, keys ...string) []byte {
+func loginRequest(isid byte, keys ...string) []byte { return joinRequest(isid, 0, 0, keys...) }
+
+// joinRequest is the same for a further connection of a session.
+func joinRequest(isid byte, tsih, cid uint16, keys ...string) []byte {
 	text := "InitiatorName=" + host + "\x00TargetName=" + disk + "\x00DefaultTime2Retain=0\x00" + strings.Join(keys, "\x00") + "\x00"
 	var h pdu.Header
-	req := pdu.LoginRequest{Transit: true, CSG: pdu.StageOperational, NSG: pdu.StageFullFeature, ISID: pdu.ISID{0x80, 0, 0, isid}, ITT: 7}
+	req := pdu.LoginRequest{Transit: true, CSG: pdu.StageOperational, NSG: pdu.StageFullFeature, ISID: pdu.ISID{0x80, 0, 0, isid}, TSIH: tsih, CID: cid, ITT: 7}
 	req.Encode(&h)
 	h.SetDataLength(len(text))
 	b := append(h[:], text...)
@@ -63,10 +68,7 @@ func TestStreamChangesAtOneOctet(t *testing.T) {
 			t.Fatalf("%v, %q", resp.Status, text)
 		}
 		c.Write(request()[cut:])
-		reply := make([]byte, 20)
-		if _, err := io.ReadFull(c, reply); err != nil || !bytes.HasPrefix(reply, []byte("MPA ID Rep Frame")) || reply[16]&0x20 != 0 {
-			t.Fatalf("cut at %d: the final Login Response was followed by %q, %v", cut, reply, err)
-		}
+		changed(t, c)
 		await(t, "the session is iSER", func() bool { return r.transports()["iser"] == 1 })
 		c.Close()
 		await(t, "the session ends", func() bool { return len(r.server.Sessions()) == 0 })
@@ -143,6 +145,85 @@ func TestEndWhileChanging(t *testing.T) {
 		t.Error(err)
 	}
 	closed(t, c)
+}
+
+// ISER-5: a further connection of an iSER session is iSER without being asked, and changes over as the first did. One that cannot, on a
+// portal of the same node that serves TCP only, is not included; nor may the key be negotiated again.
+func TestStreamJoins(t *testing.T) {
+	r := newRig(t, settings{})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain, err := portal.Serve(l, portal.Options{Transport: portal.TransportTCP})
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- r.server.Serve(plain, iscsi.Portal{}) }()
+	t.Cleanup(func() {
+		if err := <-served; !errors.Is(err, iscsi.ErrServerClosed) {
+			t.Errorf("Serve: %v", err)
+		}
+	})
+	t.Cleanup(func() { r.server.Close() })
+
+	lead := r.dial()
+	lead.Write(append(loginRequest(1, "RDMAExtensions=Yes", "MaxConnections=4"), request()...))
+	resp, _ := loginResponse(t, lead)
+	changed(t, lead)
+	await(t, "the session is iSER", func() bool { return r.transports()["iser"] == 1 })
+
+	second := r.dial()
+	second.Write(append(joinRequest(1, resp.TSIH, 1), request()...))
+	if again, text := loginResponse(t, second); again.Status != pdu.LoginSuccess || again.TSIH != resp.TSIH || strings.Contains(text, "RDMAExtensions") {
+		t.Fatalf("%v, TSIH %d, %q", again.Status, again.TSIH, text)
+	}
+	changed(t, second)
+	await(t, "the session has two connections", func() bool {
+		s := r.server.Sessions()
+		return len(s) == 1 && len(s[0].Connections) == 2
+	})
+
+	third, err := net.Dial("tcp", plain.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer third.Close()
+	third.SetDeadline(time.Now().Add(patience))
+	third.Write(joinRequest(1, resp.TSIH, 2))
+	if again, _ := loginResponse(t, third); again.Status != pdu.LoginCannotInclude {
+		t.Errorf("TCP in an iSER session: %v", again.Status)
+	}
+	closed(t, third)
+
+	// And the other way: a session over TCP stays one.
+	lead = r.dial()
+	lead.Write(loginRequest(2, "RDMAExtensions=No", "MaxConnections=4"))
+	resp, _ = loginResponse(t, lead)
+	fourth := r.dial()
+	fourth.Write(append(joinRequest(2, resp.TSIH, 1), nopOut()...))
+	if again, _ := loginResponse(t, fourth); again.Status != pdu.LoginSuccess {
+		t.Errorf("%v", again.Status)
+	}
+	var h pdu.Header
+	if _, err := io.ReadFull(fourth, h[:]); err != nil || h.Opcode() != pdu.OpNopIn {
+		t.Errorf("%v, %v", h.Opcode(), err)
+	}
+}
+
+// changed reads the MPA reply, which must say yes.
+func changed(t *testing.T, c net.Conn) {
+	t.Helper()
+	reply := make([]byte, 20)
+	if _, err := io.ReadFull(c, reply); err != nil || !bytes.HasPrefix(reply, []byte("MPA ID Rep Frame")) || reply[16]&0x20 != 0 {
+		t.Fatalf("the final Login Response was followed by %q, %v", reply, err)
+	}
+	if n := int(reply[18])<<8 | int(reply[19]); n > 0 {
+		if _, err := io.CopyN(io.Discard, c, int64(n)); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // An iser-only portal refuses a normal session without RDMAExtensions in the Login Response, and lets discovery pass (ISER-3).
