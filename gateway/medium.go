@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/isergate/isergate/cache"
@@ -105,12 +106,27 @@ type landing struct {
 	began time.Time
 }
 
+// landings recycles what ended, so that a write allocates nothing.
+var landings = sync.Pool{New: func() any { return new(landing) }}
+
+// end returns what l was and recycles it.
+func (l *landing) end() landing {
+	was := *l
+	*l = landing{}
+	landings.Put(l)
+	return was
+}
+
 // Commit implements scsi.Landing.
-func (l landing) Commit(ctx context.Context, fua bool) error {
-	err := toSCSI(l.Landing.Commit(ctx, fua))
-	l.v.stats.done(opWrite, l.bytes, l.began, err)
+func (l *landing) Commit(ctx context.Context, fua bool) error {
+	was := l.end()
+	err := toSCSI(was.Landing.Commit(ctx, fua))
+	was.v.stats.done(opWrite, was.bytes, was.began, err)
 	return err
 }
+
+// Abort implements scsi.Landing.
+func (l *landing) Abort() { l.end().Landing.Abort() }
 
 // Reserve implements scsi.Medium.
 func (m medium) Reserve(ctx context.Context, e scsi.Extent) (scsi.Landing, error) {
@@ -126,7 +142,9 @@ func (m medium) Reserve(ctx context.Context, e scsi.Extent) (scsi.Landing, error
 		m.v.stats.done(opWrite, 0, began, err)
 		return nil, err
 	}
-	return landing{l, m.v, n, began}, nil
+	landed := landings.Get().(*landing)
+	*landed = landing{l, m.v, n, began}
+	return landed, nil
 }
 
 // Read implements scsi.Medium.
