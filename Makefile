@@ -41,7 +41,7 @@ $(STATICCHECK):
 
 # Everything, real initiators and S3 servers included. A missing one is a failure here.
 unit:
-	ISERGATE_REQUIRE_ALL=1 go test -count=1 -timeout 12m ./...
+	ISERGATE_REQUIRE_ALL=1 go test -count=1 -timeout 20m ./...
 
 # The same under the race detector, without the slowest servers and the long runs.
 race:

@@ -114,7 +114,7 @@ var rules = []rule{
 const binary = module + "/cmd/isergate"
 
 // testSupport is what none of the packages that make up the binary may import.
-var testSupport = []string{"testing", "objectstore/buckettest/...", "objectstore/faulty/...", "objectstore/s3test/..."}
+var testSupport = []string{"testing", "objectstore/buckettest/...", "objectstore/faulty/...", "objectstore/s3test/...", "iser/lab/..."}
 
 // linked returns the packages of the module that end up in the binary.
 func linked(pkgs []pkg) []pkg {

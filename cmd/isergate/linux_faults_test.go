@@ -1,10 +1,13 @@
 package main
 
 import (
+	bigendian "encoding/binary"
+	"encoding/hex"
 	"errors"
 	"os"
 	"path/filepath"
 	"strings"
+	"testing"
 	"time"
 
 	"github.com/isergate/isergate/iser/lab/labtest"
@@ -95,27 +98,26 @@ func (l *linux) kill(transport string) {
 	}
 }
 
-// persistence reads and sets what SCSI says of it, as a person would at this initiator, and
-// kills the gateway behind a flush.
+// persistence reads what SCSI says of it, as a person would at this initiator, kills the
+// gateway behind a file system's flush, and switches the write cache off and on.
 func (l *linux) persistence(transport string) {
 	l.gateway.run("volume", "set", "one", "--ack", "memory", "--flush", "local")
 	defer l.gateway.run("volume", "set", "one", "--ack", "local", "--flush", "local")
 	out := l.run(transport, `
 disk=$(enter)
 cat /sys/block/$(basename $disk)/device/scsi_disk/*/cache_type
-sg_modes --page=8 $disk
-sg_vpd --page=0xc0 $disk
-sg_logs --page=0x36 $disk
+sg_modes --page=8 $disk | grep ' 08 12 '
+sg_vpd --page=0xc0 --raw $disk | wc -c
 dd if=/dev/urandom of=$disk bs=4k count=64 seek=100 oflag=direct status=none
 sg_sync $disk
-sg_logs --page=0x36 $disk
-`)
-	for _, want := range []string{"write back", "WCE"} {
-		if !strings.Contains(out, want) {
-			l.t.Errorf("%q is not in what the initiator reads", want)
-		}
+sg_logs --page=0x36 --raw $disk | od -An -v -tx1 | tr -d ' \n'`)
+	if !strings.HasPrefix(out, "write back\n") || !strings.Contains(out, " 08 12 04 ") || !strings.Contains(out, "\n96\n") {
+		l.t.Errorf("what the initiator reads of a volume with a write cache:\n%s", out)
 	}
-	// A file system's own flush.
+	marks := watermarks(l.t, out[strings.LastIndex(out, "\n")+1:])
+	if w := l.gateway.show("one").Watermarks; marks[0x10] != w.Acked.LSN || marks[0x11] != w.Local.LSN || marks[0x10] != marks[0x11] {
+		l.t.Errorf("watermarks after a flush: the log page has %v, the gateway %+v", marks, w)
+	}
 	l.run(transport, `
 disk=$(disk $transport $target)
 mkfs.ext4 -q -F $disk
@@ -125,17 +127,45 @@ dd if=/dev/urandom of=/mnt/sync/file bs=64k count=20 conv=fsync status=none
 sha256sum /mnt/sync/file >/run/synced.sum`)
 	l.gateway.kill()
 	l.gateway.start()
-	l.run(transport, `
+	out = l.run(transport, `
 disk=$(disk $transport $target)
 until_true 120 dd if=$disk of=/dev/null bs=4k count=1 iflag=direct
 echo 3 >/proc/sys/vm/drop_caches
 sha256sum -c /run/synced.sum
 umount /mnt/sync
 e2fsck -f -n $disk
-# The write cache is switched off by MODE SELECT: every write is as a flush.
+# By MODE SELECT:
 echo write through >/sys/block/$(basename $disk)/device/scsi_disk/*/cache_type
-sg_modes --page=8 $disk`)
-	if v := l.gateway.show("one"); !v.WriteThrough {
-		l.t.Errorf("the volume does not say that its write cache is off: %+v", v)
+sg_modes --page=8 $disk | grep ' 08 12 '`)
+	if v := l.gateway.show("one"); !v.WriteThrough || !strings.Contains(out, " 08 12 00 ") {
+		l.t.Errorf("the write cache is not off: %+v\n%s", v, out)
 	}
+	out = l.run(transport, `
+disk=$(disk $transport $target)
+echo write back >/sys/block/$(basename $disk)/device/scsi_disk/*/cache_type
+sg_modes --page=8 $disk | grep ' 08 12 '`)
+	if v := l.gateway.show("one"); v.WriteThrough || !strings.Contains(out, " 08 12 04 ") {
+		l.t.Errorf("the write cache is not on again: %+v\n%s", v, out)
+	}
+}
+
+// watermarks decodes the log page of the volume, in hexadecimal: its LSNs, by parameter.
+func watermarks(t *testing.T, text string) map[uint16]uint64 {
+	t.Helper()
+	page, err := hex.DecodeString(strings.TrimSpace(text))
+	if err != nil || len(page) < 4 {
+		t.Fatalf("a log page: %q, %v", text, err)
+	}
+	lsn := make(map[uint16]uint64)
+	for rest := page[4:]; len(rest) >= 4; {
+		code, size := bigendian.BigEndian.Uint16(rest), int(rest[3])
+		if len(rest) < 4+size {
+			t.Fatalf("a log page that is cut off: %s", text)
+		}
+		if size >= 8 {
+			lsn[code] = bigendian.BigEndian.Uint64(rest[4:])
+		}
+		rest = rest[4+size:]
+	}
+	return lsn
 }
