@@ -211,7 +211,7 @@ func commands(b *testing.B, o Options, size, depth int, write bool) {
 			again = again[:0]
 			for _, wc := range wcs[:n] {
 				if wc.Status != rdma.StatusSuccess {
-					b.Fatalf("%+v, %v", wc, i.qp.Err())
+					b.Fatalf("%+v: %v, target: %v", wc, i.qp.Err(), r.qp.Err())
 				}
 				if inCapsule {
 					free = append(free, len(free))

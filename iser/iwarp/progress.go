@@ -25,7 +25,7 @@ const (
 )
 
 // watchEvery is how long nobody receives at least before run takes over. It is twice that at most.
-const watchEvery = time.Millisecond
+const watchEvery = 4 * time.Millisecond
 
 // progress is who receives.
 type progress struct {

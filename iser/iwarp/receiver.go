@@ -142,8 +142,8 @@ func (r *receiver) direct() (direct, window bool) {
 // places returns where the next bytes go: payload first, then what may be read ahead, then the buffer, which must be there. It is
 // asked after step returned false.
 func (r *receiver) places() [][]byte {
-	r.iov, r.aimed, r.spec.planned = r.iov[:0], 0, 0
-	limit := len(r.buf)
+	r.iov, r.aimed, r.spec.planned, r.spec.taken = r.iov[:0], 0, 0, span{}
+	limit := plainBytes
 	direct, _ := r.direct()
 	switch {
 	case direct && r.dest == destScratch:
@@ -157,6 +157,9 @@ func (r *receiver) places() [][]byte {
 		n := r.left
 		for n > 0 && len(r.iov) < maxPieces {
 			b := c.next(n)
+			if !r.spec.taken.take(b) {
+				break
+			}
 			r.iov = append(r.iov, b)
 			n -= len(b)
 		}

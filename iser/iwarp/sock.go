@@ -8,8 +8,12 @@ import (
 	"time"
 )
 
-// readBytes is the size of a read buffer. It is only held while there is something in it, or where reads wait for other than TCP.
-const readBytes = 64 << 10
+const (
+	// readBytes is the size of a read buffer. It is only held while there is something in it, or where reads wait for other than TCP.
+	readBytes = 320 << 10
+	// plainBytes is how much of it is read into at a time, unless a wrong guess of what comes needs more.
+	plainBytes = 64 << 10
+)
 
 var ins = sync.Pool{New: func() any { return new([readBytes]byte) }}
 
@@ -46,7 +50,7 @@ func (s *sock) read(r *receiver) error {
 		return s.sys.read(s.raw, r)
 	}
 	take(r)
-	n, err := s.Read(r.space(len(r.buf)))
+	n, err := s.Read(r.space(plainBytes))
 	r.to += n
 	if n > 0 {
 		return nil

@@ -28,6 +28,9 @@ type system struct {
 	writErr error
 
 	riov, wiov []unix.Iovec
+
+	infoFn func(fd uintptr)
+	info   unix.TCPInfo
 }
 
 // vector makes the argument of readv and writev of pieces that are not empty.
@@ -47,7 +50,7 @@ func (s *system) open(t *net.TCPConn) syscall.RawConn {
 	if err != nil {
 		return nil
 	}
-	s.readFn, s.writeFn = s.doRead, s.doWrite
+	s.readFn, s.writeFn, s.infoFn = s.doRead, s.doWrite, s.doInfo
 	return raw
 }
 
@@ -160,12 +163,17 @@ func (s *system) writev(fd uintptr) (n int, errno syscall.Errno, sound bool) {
 	return int(r), errno, true
 }
 
+// segmentSize is asked by who writes, and by start.
 func (s *system) segmentSize(raw syscall.RawConn) int {
-	mss := 0
-	raw.Control(func(fd uintptr) {
-		if info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
-			mss = int(info.Snd_mss)
-		}
-	})
-	return mss
+	s.info.Snd_mss = 0
+	raw.Control(s.infoFn)
+	return int(s.info.Snd_mss)
+}
+
+func (s *system) doInfo(fd uintptr) {
+	size := uint32(unsafe.Sizeof(s.info))
+	if _, _, err := syscall.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.IPPROTO_TCP, unix.TCP_INFO,
+		uintptr(unsafe.Pointer(&s.info)), uintptr(unsafe.Pointer(&size)), 0); err != 0 {
+		s.info.Snd_mss = 0
+	}
 }

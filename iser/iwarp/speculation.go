@@ -22,9 +22,31 @@ type piece struct {
 	tail bool // the read buffer
 }
 
+// span is a range of addresses.
+type span struct{ from, to uintptr }
+
+// take extends the span by b; false, and nothing is changed, if b may overlap with what it took before: elements of work requests may lie in the same memory, but
+// not the places of one read, because bytes of the stream would be lost.
+func (s *span) take(b []byte) bool {
+	from := addrOf(b)
+	to := from + uintptr(len(b))
+	switch {
+	case s.to == 0:
+		*s = span{from, to}
+	case from >= s.to:
+		s.to = to
+	case to <= s.from:
+		s.from = from
+	default:
+		return false
+	}
+	return true
+}
+
 // speculation is the state of reading ahead.
 type speculation struct {
-	guess   int // payload of a segment; 0: none was seen
+	taken   span // of the next read
+	guess   int  // payload of a segment; 0: none was seen
 	slots   [maxPieces][slotLen]byte
 	plans   [maxPieces]piece
 	planned int // pieces of the next read
@@ -96,6 +118,9 @@ func (r *receiver) plan(c cursor, length int) int {
 		length = taggedLen + n
 		for n > 0 && len(r.iov)+2 < maxPieces {
 			b := c.next(n)
+			if !s.taken.take(b) {
+				break
+			}
 			add(b, true)
 			n -= len(b)
 		}
@@ -104,12 +129,12 @@ func (r *receiver) plan(c cursor, length int) int {
 		}
 	}
 	if s.planned == 0 {
-		return len(r.buf)
+		return plainBytes
 	}
 	if c.left > 0 {
 		return trailer() + lengthLen + taggedLen
 	}
-	return len(r.buf) - total
+	return min(plainBytes, len(r.buf)-total)
 }
 
 // more makes more of what was read ahead visible; false if all of it is. Then what is left is in the buffer.

@@ -64,3 +64,28 @@ func TestGuesses(t *testing.T) {
 		m.check(t)
 	}
 }
+
+// Reads whose sinks are the same memory, as those of who throws the bytes away: what is in it is nobody's, but the stream must stay whole.
+func TestSinksOverlap(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	for _, o := range []Options{{MaxULPDU: 1442}, {MaxULPDU: 8942, NoCRC: true}, {MaxULPDU: 600}} {
+		rnd := rand.New(rand.NewPCG(seed, uint64(o.MaxULPDU)))
+		i, r := pair(t, overTCP, o, o)
+		w := r.bind(0, 64<<10, rdma.RemoteRead)
+		pattern(seed, r.buf)
+		under := 0
+		for range 400 {
+			n := 600 + rnd.IntN(12_000)
+			at := rnd.IntN(3) * 500
+			i.send(rdma.SendWR{Op: rdma.OpRead, Flags: rdma.Signaled, RKey: w.RKey(), RemoteAddr: w.Addr(), SGE: []rdma.SGE{i.sge(at, n/2), i.sge(at+n/4, n-n/2)}})
+			if under++; under == 8 {
+				i.good(under)
+				under = 0
+			}
+		}
+		i.qp.Close()
+		r.qp.Close()
+		w.Close()
+	}
+}

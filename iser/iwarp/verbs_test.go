@@ -212,7 +212,7 @@ func TestReadsAreNotCopied(t *testing.T) {
 		}
 		i.qp.Close()
 		// A read that had begun when nothing was under way takes what comes into the buffer: seldom.
-		if n := q.rcv.copied - before; n > 3*readBytes {
+		if n := q.rcv.copied - before; n > 3*plainBytes {
 			t.Errorf("ULPDUs of %d: %d bytes of %d were copied", o.MaxULPDU, n, reads*size)
 		} else {
 			t.Logf("ULPDUs of %d: %d bytes of %d were copied", o.MaxULPDU, n, reads*size)
