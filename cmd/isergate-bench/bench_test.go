@@ -234,12 +234,22 @@ func TestMedianAndRatios(t *testing.T) {
 }
 
 func TestReplaceFigures(t *testing.T) {
-	text := "a\n" + markBegin + "\nold\n" + markEnd + "\nb\n"
-	got, err := replaceFigures(text, markBegin+"\nnew\n"+markEnd+"\n")
-	if want := "a\n" + markBegin + "\nnew\n" + markEnd + "\nb\n"; err != nil || got != want {
-		t.Errorf("%q, %v, want %q", got, err, want)
+	var r Report
+	for _, target := range []string{overISER, overTCP} {
+		r.add(ID{"4 KiB random read", 1, "null, CRC on", target}, Sample{Operations: 1, PerSecond: 100, MBPerSecond: 1, CPUPerOp: 5})
 	}
-	if _, err := replaceFigures("a\n"+markEnd+markBegin, "x"); err == nil {
-		t.Error("marks in the wrong order were accepted")
+	r.complete()
+	const before, after = "a\n<!-- bench begin -->\nkept\n<!-- bench end -->\nb\n<!-- bench transports begin -->\n", "<!-- bench transports end -->\nc\n"
+	got, err := r.replaceIn(before + "old\n" + after)
+	if err != nil || !strings.HasPrefix(got, before) || !strings.HasSuffix(got, after) || strings.Contains(got, "old") || !strings.Contains(got, "| 4 KiB random read | 1 | null, CRC on |") {
+		t.Errorf("%v, %s", err, got)
+	}
+	for _, bad := range []string{"", "<!-- bench begin -->\n<!-- bench end -->", "<!-- bench transports end --><!-- bench transports begin -->"} {
+		if _, err := r.replaceIn(bad); err == nil {
+			t.Errorf("%q was accepted", bad)
+		}
+	}
+	if len(r.Transports) != 1 || r.Transports[0].Rate != 1 || r.Transports[0].CPU != 1 || r.Transports[0].Limit != 0 {
+		t.Errorf("%+v", r.Transports)
 	}
 }

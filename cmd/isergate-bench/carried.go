@@ -83,9 +83,18 @@ func (r *Report) transportTable() table {
 }
 
 // aboutTransports says how the transports were measured.
-var aboutTransports = []string{
-	"Transports: one session of isergate's initiator, one connection, over loopback; CPU is that of initiator and target together, allocations are those of initiator + target for each command. " +
-		"Null is a logical unit of isergate's that keeps nothing, memory a volume of 64 MiB with ack=memory, which destages while it is measured. " +
-		"CRC is header and data digests over TCP, and the CRC of MPA frames over iSER.",
-	"Bare stream: one TCP connection that carries a header of 48 bytes for each command and answer, and the data, with as many in flight; both ends move bytes and look at nothing.",
+func (r *Report) aboutTransports() []string {
+	o := r.Options
+	lines := append(r.where(),
+		fmt.Sprintf("Medians of %d round(s), %v for each load. iSER, iSCSI/TCP and the bare stream are measured one after the other, in another order in each round; a ratio is iSER's figure divided by "+
+			"the other's, the median of the ratios in each round.", o.Rounds, o.Time),
+		"isergate's initiator on both, one session with one connection, over loopback. CPU is that of initiator and target together; allocations are those of initiator + target for each command.",
+		"Null: a logical unit of isergate's that keeps nothing. Memory: a volume of 64 MiB with ack=memory in a gateway with its default configuration, which destages while it is measured. "+
+			"CRC on: header and data digests over TCP, the CRC of MPA frames over iSER.",
+		"Bare stream: a TCP connection between two processes that carries a header of 48 bytes for each command and answer, and the data, with as many in flight; both ends move bytes and look at nothing.",
+	)
+	if o.Profile != "" {
+		lines = append(lines, "Both were profiled in the first round.")
+	}
+	return lines
 }

@@ -81,7 +81,7 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	flags.StringVar(&parts, "parts", "targets,store,transports", "`parts` of the run: targets (isergate, tgt, the append loop), store (destaging and cold reads), transports (iSER and iSCSI/TCP)")
 	flags.StringVar(&o.Profile, "profile", "", "write CPU and allocation profiles of isergate to this `directory`, one for each load")
 	flags.StringVar(&jsonFile, "json", "", "write the report as JSON to this `file`, - for standard output")
-	flags.StringVar(&markdownFile, "markdown", "", "write the report for the README to this `file`, - for standard output; in a file that has them, the text between \""+markBegin+"\" and \""+markEnd+"\" is replaced")
+	flags.StringVar(&markdownFile, "markdown", "", "write the report for the README to this `file`, - for standard output; in a file that exists, what is between \"<!-- bench begin -->\" and \"<!-- bench end -->\", and between \"<!-- bench transports begin -->\" and \"<!-- bench transports end -->\", is replaced")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			return err
@@ -129,7 +129,7 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	if markdownFile != "" {
 		figures := report.markdown()
 		if text, err := os.ReadFile(markdownFile); err == nil && markdownFile != "-" {
-			if figures, err = replaceFigures(string(text), figures); err != nil {
+			if figures, err = report.replaceIn(string(text)); err != nil {
 				return fmt.Errorf("%s: %w", markdownFile, err)
 			}
 		}

@@ -322,25 +322,29 @@ func (r *Report) tables() []table {
 			out = append(out, t)
 		}
 	}
-	if len(r.Transports) > 0 {
-		out = append(out, r.transportTable())
-	}
 	return out
+}
+
+// where says where the figures come from.
+func (r *Report) where() []string {
+	m := r.Machine
+	return []string{
+		fmt.Sprintf("%s. %d cores (%s), %d GiB, Linux %s, %s, %s, %s.", m.Time.Format(time.DateOnly), m.Cores, m.CPU, (m.MemoryMiB+512)>>10, m.Kernel, m.FileSystem, m.Go, m.Isergate),
+		fmt.Sprintf("Load average %s before, %s after: what else runs on the machine is in the figures; the ratios compare within one round.", m.LoadBefore, m.LoadAfter),
+	}
 }
 
 // about says what was measured, and how.
 func (r *Report) about() []string {
 	m, o := r.Machine, r.Options
-	lines := []string{
-		fmt.Sprintf("%s. %d cores (%s), %d GiB, Linux %s, %s, %s, %s.", m.Time.Format(time.DateOnly), m.Cores, m.CPU, (m.MemoryMiB+512)>>10, m.Kernel, m.FileSystem, m.Go, m.Isergate),
-		fmt.Sprintf("Load average %s before, %s after: what else runs on the machine is in the figures; the ratios compare within one round.", m.LoadBefore, m.LoadAfter),
+	lines := append(r.where(),
 		fmt.Sprintf("Medians of %d round(s), %v for each load, all targets in turn in each round; client and targets share the machine, over loopback. "+
 			"A ratio is isergate's figure divided by the other's: the median of the ratios in each round, which on a busy machine is not the ratio of the medians. "+
 			"CPU is that of the target's process. LUNs of %d MiB: tgt has them in the page cache, isergate what is read in its read cache, 128 MiB of it in memory and the rest in a file.", o.Rounds, o.Time, o.Size>>20),
-		"isergate: default configuration, bucket in a directory on the same disk; it destages while it is measured. " +
-			"Volatile is ack=memory, durable ack=local. \"CPU once destaged\" includes all of the destaging. " +
+		"isergate: default configuration, bucket in a directory on the same disk; it destages while it is measured. "+
+			"Volatile is ack=memory, durable ack=local. \"CPU once destaged\" includes all of the destaging. "+
 			"\"Nothing destaged\" is ack=local while the object store does not answer.",
-	}
+	)
 	if m.Tgt != "" {
 		lines = append(lines, fmt.Sprintf("tgt %s: a file as LUN, session parameters as isergate's. Volatile is its default, the page cache (WCE=1); durable is write-cache off (WCE=0, fdatasync after each write).", m.Tgt))
 	}
@@ -349,46 +353,60 @@ func (r *Report) about() []string {
 		lines = append(lines, fmt.Sprintf("%s: objects of the same sizes and number in flight, to the same server (%s, loopback). %s: cold sequential reads against ranges of 256 KiB, cold random ones against ranges of 64 KiB, "+
 			"the smallest piece of an object that can be verified.", rawPut, m.Store, rawGet))
 	}
-	if len(r.Transports) > 0 {
-		lines = append(lines, aboutTransports...)
-	}
 	if o.Profile != "" {
 		lines = append(lines, "isergate was profiled in the first round.")
 	}
 	return append(lines, r.Notes...)
 }
 
+// section is a part of the report with a place of its own in the README, between two marks.
+type section struct {
+	begin, end string
+	tables     []table
+	about      []string
+}
+
+// sections returns what was measured.
+func (r *Report) sections() []section {
+	var out []section
+	if t := r.tables(); len(t) > 0 || len(r.Transports) == 0 {
+		out = append(out, section{"<!-- bench begin -->", "<!-- bench end -->", t, r.about()})
+	}
+	if len(r.Transports) > 0 {
+		out = append(out, section{"<!-- bench transports begin -->", "<!-- bench transports end -->", []table{r.transportTable()}, r.aboutTransports()})
+	}
+	return out
+}
+
 // text writes the report for people.
 func (r *Report) text(w io.Writer) error {
-	for _, line := range r.about() {
-		if _, err := fmt.Fprintln(w, line); err != nil {
-			return err
+	for _, s := range r.sections() {
+		for _, t := range s.tables {
+			fmt.Fprintf(w, "%s\n", t.title)
+			columns := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+			for _, row := range t.rows {
+				fmt.Fprintln(columns, strings.Join(row, "\t"))
+			}
+			if err := columns.Flush(); err != nil {
+				return err
+			}
+			fmt.Fprintln(w)
 		}
-	}
-	for _, t := range r.tables() {
-		fmt.Fprintf(w, "\n%s\n", t.title)
-		columns := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-		for _, row := range t.rows {
-			fmt.Fprintln(columns, strings.Join(row, "\t"))
+		for _, line := range s.about {
+			fmt.Fprintln(w, line)
 		}
-		if err := columns.Flush(); err != nil {
+		if _, err := fmt.Fprintln(w); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// Marks between which the README holds the figures.
-const (
-	markBegin = "<!-- bench begin -->"
-	markEnd   = "<!-- bench end -->"
-)
-
-// markdown returns the report for the README, marks included.
-func (r *Report) markdown() string {
+// markdown returns the section for the README, marks included.
+func (s section) markdown() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s\n", markBegin)
-	for _, t := range r.tables() {
+	fmt.Fprintf(&b, "%s\n", s.begin)
+	for _, t := range s.tables {
 		fmt.Fprintf(&b, "%s:\n\n", t.title)
 		for i, row := range t.rows {
 			fmt.Fprintf(&b, "| %s |\n", strings.Join(row, " | "))
@@ -398,19 +416,31 @@ func (r *Report) markdown() string {
 		}
 		b.WriteString("\n")
 	}
-	for _, line := range r.about() {
+	for _, line := range s.about {
 		fmt.Fprintf(&b, "- %s\n", line)
 	}
-	fmt.Fprintf(&b, "%s\n", markEnd)
+	fmt.Fprintf(&b, "%s\n", s.end)
 	return b.String()
 }
 
-// replaceFigures returns text with what is between the marks replaced by figures, which has marks of its own.
-func replaceFigures(text, figures string) (string, error) {
-	before, rest, found := strings.Cut(text, markBegin)
-	_, after, closed := strings.Cut(rest, markEnd)
-	if !found || !closed {
-		return "", fmt.Errorf("no %s and %s", markBegin, markEnd)
+// markdown returns the report for the README.
+func (r *Report) markdown() string {
+	var b strings.Builder
+	for _, s := range r.sections() {
+		b.WriteString(s.markdown())
 	}
-	return before + strings.TrimSuffix(figures, "\n") + after, nil
+	return b.String()
+}
+
+// replaceIn returns text with what is between the marks of each section replaced by it.
+func (r *Report) replaceIn(text string) (string, error) {
+	for _, s := range r.sections() {
+		before, rest, found := strings.Cut(text, s.begin)
+		_, after, closed := strings.Cut(rest, s.end)
+		if !found || !closed {
+			return "", fmt.Errorf("no %s and %s", s.begin, s.end)
+		}
+		text = before + strings.TrimSuffix(s.markdown(), "\n") + after
+	}
+	return text, nil
 }
