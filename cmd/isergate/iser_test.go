@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	wire "encoding/binary"
 	"errors"
 	"fmt"
@@ -51,8 +52,8 @@ func (g *gatewayProcess) options(tr transport, name, target string) initiator.Op
 // metric returns the value of a metric, with its labels as they are printed.
 func (g *gatewayProcess) metric(name string) string {
 	g.t.Helper()
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, Dial: func(string, string) (net.Conn, error) {
-		return net.Dial("unix", strings.TrimPrefix(g.api(), "unix:"))
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", strings.TrimPrefix(g.api(), "unix:"))
 	}}}
 	resp, err := client.Get("http://node/metrics")
 	if err != nil {
