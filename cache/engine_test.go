@@ -704,6 +704,42 @@ func TestJournalStalls(t *testing.T) {
 	})
 }
 
+// A volume whose write was refused while the device stalled, and that nobody writes to any more, says that the contract holds
+// again once it does, and not before.
+func TestUnmetWhileIdle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		e := w.open(t)
+		defer closeEngine(t, e)
+		busy, idle := create(t, e, w.config("a", 1)), create(t, e, w.config("b", 2))
+		stalled := make(chan struct{})
+		w.setFault(func(op string) error {
+			if op == "syncdata" {
+				<-stalled
+			}
+			return nil
+		})
+		held := make(chan error, 1)
+		go func() { held <- tryPut(t.Context(), busy, 0, 4096, 1, false) }()
+		time.Sleep(time.Minute)
+		if err := tryPut(t.Context(), idle, 0, 4096, 1, false); !errors.Is(err, ErrBusy) {
+			t.Fatalf("a write while the device stalls: %v", err)
+		}
+		time.Sleep(time.Minute)
+		if idle.Status().ContractMet {
+			t.Fatal("the contract is met while the device stalls")
+		}
+		close(stalled)
+		if err := <-held; err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(e.opt.UnmetAfter)
+		if s := idle.Status(); !s.ContractMet || s.State != StateAvailable {
+			t.Fatalf("afterwards: %+v", s)
+		}
+	})
+}
+
 // When `memory` is left, what was acknowledged there is journaled before SetPolicy returns.
 func TestLeavingMemory(t *testing.T) {
 	w := newWorld()

@@ -69,12 +69,18 @@ func (s *space) run(ctx context.Context) {
 	checkpoints.Go(func() { s.checkpoints(ctx) })
 	grow := time.NewTicker(growEvery)
 	defer grow.Stop()
+	contracts := time.NewTicker(max(s.e.opt.UnmetAfter/2, time.Millisecond))
+	defer contracts.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-grow.C:
 			s.e.journal.Grow() // if the device had no room for all segments, it may have now
+		case <-contracts.C:
+			for _, v := range s.e.all() {
+				v.contractIdle()
+			}
 		case <-s.kick:
 			if err := s.e.reclaim(ctx); err != nil && ctx.Err() == nil {
 				s.e.log.Error("journal space not reclaimed", "err", err)

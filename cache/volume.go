@@ -362,6 +362,23 @@ func (v *Volume) contractUnmet(level Level, lsn LSN, degrade bool) {
 	}
 }
 
+// contractIdle ends the unmet interval of a volume that nobody writes to, when a write would not have to wait any more: the
+// device answers, and there is room. Where the object level was out of reach, its watermark tells.
+func (v *Volume) contractIdle() {
+	v.mu.RLock()
+	unmet := v.unmet
+	v.mu.RUnlock()
+	if unmet.since.IsZero() || unmet.level == Object || v.e.journal.Stalled() > v.e.opt.UnmetAfter/2 {
+		return
+	}
+	used, limit, waiting := v.budget.usage()
+	if waiting || used+blockBytes > limit || !v.e.journal.TryReserve(0) {
+		return
+	}
+	v.e.journal.Unreserve(0)
+	v.contractReached()
+}
+
 // contractReached is called when a watermark moved on: it ends the time of degradation
 // once destage keeps up again, and the unmet interval once all of it is at the level.
 func (v *Volume) contractReached() {
@@ -377,9 +394,9 @@ func (v *Volume) contractReached() {
 	if !behind {
 		v.unmet.degraded = false
 	}
-	m := v.object.get()
-	if v.unmet.level == Local {
-		m = v.local.get()
+	m := v.local.get()
+	if v.unmet.level == Object {
+		m = v.object.get()
 	}
 	met := !v.unmet.degraded && m.LSN >= v.unmet.until
 	since := v.unmet.since
