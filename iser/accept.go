@@ -205,7 +205,7 @@ func (l *listener) Accept() (iscsi.Datamover, error) {
 		if err == nil {
 			return c, nil
 		}
-		l.t.opt.Logger.Info("iSER connection refused", "err", err)
+		l.t.opt.Logger.Debug("iSER connection refused", "err", err)
 	}
 }
 

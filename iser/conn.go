@@ -49,6 +49,8 @@ type Conn struct {
 	limit   int  // bytes of a received data segment
 	relBase bool // the Write Base Offset is that of the first byte that comes by RDMA Read
 
+	failing sync.Once
+
 	lead chan struct{} // holds a token while somebody waits on sendCQ
 	done []rdma.WC     // belongs to who leads
 	gone chan struct{} // closed when nothing is in flight any more, and will be
@@ -216,14 +218,11 @@ func (c *Conn) Close(graceful bool) error {
 	return nil
 }
 
-// fail ends the connection because of what happened to it, or what the peer did. Receive tells the iSCSI layer.
-func (c *Conn) fail(why string, attrs ...any) {
-	c.log.Warn(why+": connection closed", attrs...)
+// fail ends the connection because of what the peer did, or did not do. Receive tells the iSCSI layer.
+func (c *Conn) fail(why string) {
+	c.failing.Do(func() { c.log.Warn("iSER connection closed", "reason", why) })
 	c.qp.Disconnect()
 }
-
-// failLocked is fail of a caller who has mu.
-func (c *Conn) failLocked(why string, attrs ...any) { go c.fail(why, attrs...) }
 
 // end starts the teardown: it closes the queue pair, which waits, and gives back what the connection holds.
 func (c *Conn) end() {

@@ -49,7 +49,7 @@ func (c *Conn) takeRead(ctx context.Context, tr *transfer) error {
 		return err
 	}
 	if r.ord == 0 {
-		c.failLocked("the initiator serves no RDMA Reads, and a write needs one") // ISER-37
+		c.fail("the initiator serves no RDMA Reads, and a write needs one") // ISER-37
 		return iscsi.ErrClosed
 	}
 	if r.tryLocked() {
@@ -112,7 +112,7 @@ func (c *Conn) watch() {
 	ended := r.ended
 	c.mu.Unlock()
 	if stalled && !ended {
-		c.fail("the initiator does not answer RDMA Reads", "timeout", c.t.opt.ReadTimeout)
+		c.fail("the initiator does not answer RDMA Reads")
 	}
 }
 

@@ -111,7 +111,7 @@ func (c *Conn) SendControl(p *iscsi.PDU) error {
 		return err
 	}
 	if tr == nil && c.q.controls >= maxBacklog {
-		c.failLocked("the peer does not take what it is sent")
+		c.fail("the peer does not take what it is sent")
 		return iscsi.ErrClosed
 	}
 	ours := c.q.claimLocked()
