@@ -221,6 +221,10 @@ func (s *session) complete(t *Task, res *scsi.Result) {
 	}
 	c := t.c
 	c.dm.Release(t)
+	if t.loan != nil {
+		t.loan.Release()
+		t.loan = nil
+	}
 	s.mu.Lock()
 	if s.tasks[t.ITT] == t {
 		delete(s.tasks, t.ITT)

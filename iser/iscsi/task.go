@@ -37,6 +37,7 @@ type Task struct {
 	response  PDU
 	sense     [2 + maxSense]byte // the data segment of response
 	clipped   [][]byte           // scratch of Send
+	loan      scsi.Borrowed      // to be released after the Datamover's Release; nil: none
 
 	// The fields below are guarded by s.mu.
 	state taskState
@@ -110,6 +111,12 @@ func (t *Task) Send(ctx context.Context, from [][]byte, off int64) error {
 		return nil
 	}
 	return dataError(t.c.dm.PutData(ctx, t, from, off))
+}
+
+// SendLoan implements scsi.Holder.
+func (t *Task) SendLoan(ctx context.Context, loan scsi.Borrowed, off int64) error {
+	t.loan, t.Held = loan, true
+	return t.Send(ctx, loan.Buffers(), off)
 }
 
 func total(b [][]byte) (n int64) {
@@ -188,7 +195,7 @@ func newTask(c *conn, cmd *pdu.SCSICommand, p *PDU, ahs *pdu.AHS) *Task {
 func (s *session) recycleLocked(t *Task) {
 	t.serial++
 	t.ctx.reset()
-	t.c, t.Transfer, t.waiters, t.response = nil, nil, nil, PDU{}
+	t.c, t.Transfer, t.Held, t.waiters, t.response = nil, nil, false, nil, PDU{}
 	clear(t.clipped[:cap(t.clipped)])
 	t.next, s.free = s.free, t
 }

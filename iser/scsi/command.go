@@ -53,6 +53,17 @@ type Data interface {
 	Send(ctx context.Context, from [][]byte, off int64) error
 }
 
+// Holder is a Data that can keep what a medium lent while the bytes are on their way, so
+// that they and the status can leave together.
+type Holder interface {
+	Data
+	// SendLoan is Send of all of the loan's buffers. They are the last of the command's
+	// data-in. It takes the loan over, also if it fails: the transport releases it when
+	// it needs the bytes no more, which may be after Execute returned, but is before the
+	// nexus is lost.
+	SendLoan(ctx context.Context, loan Borrowed, off int64) error
+}
+
 // Command is one SCSI command as a transport hands it over. It must not be copied after
 // Admit or Execute saw it. When Execute has returned, its memory may be used for another
 // command: see Abort.

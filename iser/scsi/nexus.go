@@ -82,6 +82,18 @@ func (u *LogicalUnit) NexusEstablished(n Nexus) {
 	}
 }
 
+// nexusLocked returns the state of a nexus, or nil if it is not established.
+func (u *LogicalUnit) nexusLocked(n Nexus) *nexusState {
+	if u.latest != nil && u.latestNexus == n {
+		return u.latest
+	}
+	s := u.nexuses[n]
+	if s != nil {
+		u.latest, u.latestNexus = s, n
+	}
+	return s
+}
+
 // NexusLost ends a nexus: its reservation is released, its prevention of removal is
 // over. Ending its commands is up to the transport, by their ctx.
 func (u *LogicalUnit) NexusLost(n Nexus, why LossReason) {
@@ -100,6 +112,7 @@ func (u *LogicalUnit) NexusLost(n Nexus, why LossReason) {
 		return
 	}
 	delete(u.nexuses, n)
+	u.latest, u.latestNexus = nil, Nexus{}
 }
 
 // RaiseUnitAttention queues a unit attention for every nexus but except (which may be

@@ -129,8 +129,12 @@ func (c *call) read(ctx context.Context, lba, blocks uint64, fua bool) Result {
 		n = (n + size - 1) / size * size
 		b, err := c.medium().Read(ctx, Extent{LBA: lba + uint64(off/size), Blocks: uint64(n / size)})
 		if err == nil {
-			err = c.cmd.Data.Send(ctx, b.Buffers(), off)
-			b.Release()
+			if h, ok := c.cmd.Data.(Holder); ok && off+n >= want {
+				err = h.SendLoan(ctx, b, off)
+			} else {
+				err = c.cmd.Data.Send(ctx, b.Buffers(), off)
+				b.Release()
+			}
 		}
 		if err != nil {
 			res := c.failErr(ctx, err)

@@ -135,12 +135,16 @@ type LogicalUnit struct {
 
 	mu sync.Mutex // guards all below
 	// nexuses has each established nexus. Without an entry commands are refused.
-	nexuses  map[Nexus]*nexusState
-	reserved bool  // by RESERVE(6) or (10)
-	holder   Nexus // of the reservation
-	ejected  bool  // removable medium is out
-	dSense   bool  // D_SENSE of the control mode page
-	swp      bool  // SWP of the control mode page
+	nexuses map[Nexus]*nexusState
+	// latest is one entry of nexuses, that of the last command: comparing a nexus with itself is
+	// cheap, hashing its names is not. nil: none.
+	latest      *nexusState
+	latestNexus Nexus
+	reserved    bool  // by RESERVE(6) or (10)
+	holder      Nexus // of the reservation
+	ejected     bool  // removable medium is out
+	dSense      bool  // D_SENSE of the control mode page
+	swp         bool  // SWP of the control mode page
 }
 
 // NewLogicalUnit returns a unit without nexuses. The error names every fault of opt.
@@ -234,7 +238,7 @@ func (u *LogicalUnit) dispatch(ctx context.Context, c *call) Result {
 	u.mu.Lock()
 	c.descriptor = u.dSense
 	c.protected, c.softWP = u.opt.ReadOnly || u.swp, !u.opt.ReadOnly
-	st := u.nexuses[c.nexus]
+	st := u.nexusLocked(c.nexus)
 	var ua attention
 	pending := false
 	if st != nil && (op == nil || !op.has(ignoresAttention)) {

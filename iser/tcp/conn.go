@@ -19,6 +19,7 @@ const (
 	closeTimeout = 5 * time.Second // a graceful Close sends what is queued within this
 	lingerTime   = 2 * time.Second // and reads until the peer closes, so that no reset destroys what it has not read
 	readBuffer   = 16 << 10        // bytes
+	largeOut     = 32 << 10        // bytes of a Data-Out whose header is worth a read of its own
 	keepControl  = 64 << 10        // bytes of control data a connection keeps memory for
 	past         = int64(1)        // a deadline that is over
 )
@@ -43,6 +44,7 @@ type Conn struct {
 	vector       [1][]byte
 	control      []byte
 	out          pdu.DataOut      // the last one received
+	smallOut     bool             // it answered an R2T, with less than largeOut
 	params       iscsi.Parameters // constant in full feature phase, apart from what the writer has for itself
 
 	mu sync.Mutex
@@ -63,6 +65,7 @@ func NewConn(nc net.Conn) *Conn {
 		transfers: make(map[pdu.TaskTag]*transfer),
 	}
 	c.r.c = c
+	c.r.late = newLateRead(nc, c.r.ahead)
 	c.w.init(nc)
 	c.w.failed = func() { c.Close(false) }
 	return c
@@ -148,13 +151,16 @@ type reader struct {
 	c        *Conn
 	buf      [readBuffer]byte
 	from, to int
+	// exact: nothing is read ahead, so that no payload passes through buf.
+	exact bool
+	late  lateRead // nil: how much to read is decided before there is something
 }
 
 // full fills p, which is not a logical unit's memory.
 func (r *reader) full(p []byte) error {
 	for len(p) > 0 {
-		if r.from == r.to && len(p) < len(r.buf) {
-			if err := r.fill(); err != nil {
+		if r.from == r.to && len(p) < len(r.buf) && !r.exact {
+			if err := r.fill(len(p)); err != nil {
 				return err
 			}
 		}
@@ -171,11 +177,20 @@ func (r *reader) full(p []byte) error {
 	return nil
 }
 
-// fill reads into the empty buffer.
-func (r *reader) fill() error {
-	n, err := r.read(r.buf[:], false)
+// fill reads into the empty buffer. need is how much the caller needs next.
+func (r *reader) fill(need int) error {
+	n, err := r.readInto(r.buf[:], need)
 	r.from, r.to = 0, n
 	return err
+}
+
+// ahead returns the part of p to read into now that bytes are there: only what is needed, if what follows has a place of its own.
+func (r *reader) ahead(p []byte, need int) []byte {
+	if need < len(p) && r.c.expectsLarge() {
+		r.exact = true
+		return p[:need]
+	}
+	return p
 }
 
 func (r *reader) copy(p []byte) int {
@@ -190,9 +205,20 @@ var errDetached = errors.New("tcp: transfer is detached")
 // read reads at least one byte. A deadline is not an error but a wake-up: from Close, or from a task that wants its
 // buffers back. In the second case the reader leaves the task's transfer, and read returns errDetached
 // if p is the task's memory.
-func (r *reader) read(p []byte, tasks bool) (int, error) {
+func (r *reader) read(p []byte, tasks bool) (int, error) { return r.readUntil(p, tasks, 0) }
+
+// readInto is read of a buffer that is not a task's, of which need bytes are needed.
+func (r *reader) readInto(p []byte, need int) (int, error) { return r.readUntil(p, false, need) }
+
+func (r *reader) readUntil(p []byte, tasks bool, need int) (int, error) {
 	for {
-		n, err := r.c.nc.Read(p)
+		var n int
+		var err error
+		if need > 0 && r.late != nil {
+			n, err = r.late.read(p, need)
+		} else {
+			n, err = r.c.nc.Read(p)
+		}
 		if n > 0 {
 			return n, nil
 		}

@@ -12,6 +12,7 @@ func (c *Conn) Receive() (*iscsi.PDU, error) {
 		p := &c.pdu
 		*p = iscsi.PDU{}
 		h := &p.Header
+		c.r.exact = c.expectsLarge()
 		if err := c.r.full(h[:]); err != nil {
 			return nil, err
 		}
@@ -51,6 +52,16 @@ func (c *Conn) Receive() (*iscsi.PDU, error) {
 	}
 }
 
+// expectsLarge reports whether the next PDU is likely to be a large Data-Out that answers an R2T.
+func (c *Conn) expectsLarge() bool {
+	if c.smallOut {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.bursts.open > 0
+}
+
 func (c *Conn) readDigest() (uint32, error) {
 	if err := c.r.full(c.trailer[:]); err != nil {
 		return 0, err
@@ -81,9 +92,9 @@ func (c *Conn) readData(dest [][]byte, n int) (ok bool, err error) {
 	for _, p := range dest {
 		for len(p) > 0 {
 			var k int
-			if c.r.from == c.r.to && len(p) < len(c.r.buf) {
+			if c.r.from == c.r.to && len(p) < len(c.r.buf) && !c.r.exact {
 				lands := c.lands()
-				if err := c.r.fill(); err != nil {
+				if err := c.r.fill(len(c.r.buf)); err != nil {
 					return false, err
 				}
 				if lands && !c.lands() {
@@ -133,7 +144,7 @@ func (c *Conn) digestLength(n int) int {
 func (c *Conn) skip(n int) error {
 	for n > 0 {
 		if c.r.from == c.r.to {
-			if err := c.r.fill(); err != nil {
+			if err := c.r.fill(len(c.r.buf)); err != nil {
 				return err
 			}
 		}
@@ -219,6 +230,7 @@ func (c *Conn) dataOut(p *iscsi.PDU) (reject bool, err error) {
 	var at place
 	c.mu.Lock()
 	if d.TTT != pdu.ReservedTag {
+		c.smallOut = n < largeOut
 		at = c.placeSolicited(d, n)
 	} else {
 		at = c.placeUnsolicited(d, n)

@@ -115,7 +115,7 @@ func TestLateAbort(t *testing.T) {
 	}
 	goOn()
 	if res := c.finish(itt, nil); res.status != scsi.Good {
-		t.Fatalf("aborted late, by a command before: status %#x", res.status)
+		t.Fatalf("aborted late, by a command before: status %v", res.status)
 	}
 	idle()
 	w.late(nil)
@@ -128,7 +128,7 @@ func TestLateAbort(t *testing.T) {
 	again.abort(again.serial)
 	<-aborted
 	if res := c.finish(itt, nil); res.status != scsi.TaskAborted {
-		t.Errorf("aborted in time: status %#x", res.status)
+		t.Errorf("aborted in time: status %v", res.status)
 	}
 	idle()
 	itt = c.command(read16(0, 1), 512, nil, 0)
@@ -138,7 +138,7 @@ func TestLateAbort(t *testing.T) {
 	}
 	goOn()
 	if res := c.finish(itt, nil); res.status != scsi.Good {
-		t.Errorf("after an abort: status %#x", res.status)
+		t.Errorf("after an abort: status %v", res.status)
 	}
 }
 

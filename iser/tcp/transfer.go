@@ -44,6 +44,7 @@ type transfer struct {
 	dataSN   uint32
 	sequence int  // bytes in the current Data-In sequence
 	tailed   bool // the last Data-In is queued and waits for the status
+	held     int  // bytes of the last Data-In, whose header and pieces wait for the status to be sent with it; 0: none
 	header   pdu.Header
 	pieces   [][]byte
 	store    [][]byte // of dest
@@ -104,7 +105,9 @@ func (c *Conn) PutData(ctx context.Context, t *iscsi.Task, from [][]byte, off in
 	for _, p := range from {
 		length += int64(len(p))
 	}
-	return c.w.putData(c.numbers, t.Transfer.(*transfer), from, off, length, off+length == t.InLength())
+	tr := t.Transfer.(*transfer)
+	last := off+length == t.InLength()
+	return c.w.putData(c.numbers, tr, from, off, length, last, last && t.Held && !tr.bidi)
 }
 
 // GetData implements iscsi.Datamover.

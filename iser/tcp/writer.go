@@ -14,8 +14,9 @@ import (
 
 // Limits of the send side.
 const (
-	copyLimit = 128 << 10 // payload up to this is copied behind its header; above, it is gathered by writev
-	highWater = 256 << 10 // payload waits while so much is queued
+	copyLimit  = 128 << 10 // payload up to this is copied behind its header; above, it is gathered by writev
+	highWater  = 256 << 10 // payload waits while so much is queued
+	keepBuffer = 16 << 10  // a connection that has nothing to write keeps so much memory for it
 	// gatherLimit is how much is queued before nobody waits for more to write at once.
 	gatherLimit = 64 << 10
 	maxBacklog  = 1 << 20 // a peer that lets this much pile up does not read
@@ -226,7 +227,7 @@ func (w *writer) drain() {
 		}
 		w.fail(err)
 	}
-	if len(w.buf) == 0 && cap(w.buf) > 4096 {
+	if len(w.buf) == 0 && cap(w.buf) > keepBuffer {
 		putBuffer(w.buf)
 		w.buf = nil
 	}
@@ -307,8 +308,9 @@ func (w *writer) finish(deadline time.Time) {
 }
 
 // putData queues from as Data-In of a transfer, in sequences of at most MaxBurstLength whose last PDU has F. last says that no more
-// is expected, so that the status may go along: the last PDU then stays queued until it comes.
-func (w *writer) putData(n iscsi.Numbers, tr *transfer, from [][]byte, off, length int64, last bool) error {
+// is expected, so that the status may go along: the last PDU then stays queued until it comes, or, if it is not copied and the data is
+// held, with the transfer.
+func (w *writer) putData(n iscsi.Numbers, tr *transfer, from [][]byte, off, length int64, last, held bool) error {
 	var in cursor
 	in.set(from)
 	for length > 0 {
@@ -334,7 +336,10 @@ func (w *writer) putData(n iscsi.Numbers, tr *transfer, from [][]byte, off, leng
 		d := pdu.DataIn{Final: final, ITT: tr.itt, TTT: pdu.ReservedTag, DataSN: tr.nextDataSN(), Offset: uint32(off)}
 		d.Encode(&tr.header)
 		data := in.take(&tr.pieces, int(size))
-		if size > copyLimit {
+		if size > copyLimit && held && length == size {
+			w.mu.Unlock()
+			tr.held = int(size)
+		} else if size > copyLimit {
 			w.mu.Unlock()
 			if err := w.gather(n, &tr.header, data, int(size)); err != nil {
 				return err
@@ -362,17 +367,25 @@ func (w *writer) putData(n iscsi.Numbers, tr *transfer, from [][]byte, off, leng
 func (c *Conn) sendStatus(p *iscsi.PDU) error {
 	w := &c.w
 	tr := p.Task.Transfer.(*transfer)
+	fits := p.Header[2] == 0 && p.Header[3] == 0 && len(p.Data) == 0 && !tr.bidi // into a Data-In
+	if size := tr.held; size > 0 {
+		tr.held = 0
+		if fits {
+			addStatus(&tr.header, p)
+		}
+		if err := w.gather(c.numbers, &tr.header, tr.pieces, size); err != nil || fits {
+			return err
+		}
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if err := w.usable(); err != nil {
 		return err
 	}
 	tr.tailed = false
-	if w.tail == tr && p.Header[2] == 0 && p.Header[3] == 0 && len(p.Data) == 0 && !tr.bidi {
+	if w.tail == tr && fits {
 		h := (*pdu.Header)(w.buf[w.tailAt:])
-		h[1] |= 0x01 | p.Header[1]&0x06
-		h[3] = p.Header[3]
-		copy(h[44:48], p.Header[44:48])
+		addStatus(h, p)
 		c.numbers.Stamp(h)
 		if w.headerDigest {
 			binary.LittleEndian.PutUint32(w.buf[w.tailAt+pdu.HeaderLen:], pdu.HeaderDigest(h, nil))
@@ -406,6 +419,13 @@ func (w *writer) flushLocked(others bool) {
 	}
 	w.writing = true
 	w.drain()
+}
+
+// addStatus puts the status of a SCSI Response into the header of the last Data-In.
+func addStatus(h *pdu.Header, p *iscsi.PDU) {
+	h[1] |= 0x01 | p.Header[1]&0x06
+	h[3] = p.Header[3]
+	copy(h[44:48], p.Header[44:48])
 }
 
 // cursor walks through a vector of slices.
