@@ -154,7 +154,7 @@ func TestKillWhileWriting(t *testing.T) {
 	}{
 		{"local", "local", 15, []transport{overTCP}},
 		{"object", "object", 15, []transport{overTCP}},
-		{"local over iSER", "local", 15, []transport{overISER}},
+		{"local over iSER", "local", 10, []transport{overISER}},
 		{"object over all", "object", 9, []transport{overISER, overTCP, onStream}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
