@@ -26,9 +26,10 @@ type completionQueue struct {
 	users     int
 	shared    bool // there were two at a time
 
-	waiting int // in Wait, for notify
-	// parked: one who waits reads from the connection of only, and has to be interrupted if something comes that he did not bring himself.
-	parked    bool
+	waiting atomic.Int32 // in Wait, for notify
+	// parked: one who waits reads from the connection of only, and has to be interrupted if something comes that he did not bring himself. It
+	// becomes true under mu.
+	parked    atomic.Bool
 	parkedSE  bool            // he waits for solicited ones
 	ctxDone   <-chan struct{} // of the last one who parked
 	ctxIgnore func() bool     // ends the watch of that
@@ -73,17 +74,23 @@ func (c *completionQueue) push(wc rdma.WC, solicited bool) bool {
 
 // wake makes those who wait look. mu is held.
 func (c *completionQueue) wake() {
-	if c.parked && c.readyLocked(c.parkedSE) {
-		c.parked = false
-		c.only.Load().interrupt()
+	if c.parked.Load() && c.readyLocked(c.parkedSE) {
+		c.disturb()
 	}
-	if c.waiting == 0 {
+	if c.waiting.Load() == 0 {
 		return
 	}
 	c.woke.Store(true)
 	select {
 	case c.notify <- struct{}{}:
 	default:
+	}
+}
+
+// disturb interrupts who parks. mu is held.
+func (c *completionQueue) disturb() {
+	if c.parked.CompareAndSwap(true, false) {
+		c.only.Load().interrupt()
 	}
 }
 
@@ -144,32 +151,38 @@ func (c *completionQueue) Wait(ctx context.Context, wc []rdma.WC, solicited bool
 			c.mu.Unlock()
 			return n, err
 		}
-		if q := c.only.Load(); q != nil && q.exclusive() && q.acquire() {
+		q := c.only.Load()
+		if q != nil && !q.exclusive() {
+			q = nil
+		}
+		if q != nil && q.acquire() {
 			c.watchLocked(ctx)
+			c.parkLocked(solicited)
 			c.mu.Unlock()
-			q.drive(ctx, c, solicited)
-			if err := ctx.Err(); err != nil {
-				if n, _ := c.take(wc, solicited); n > 0 {
-					return n, nil
-				}
-				return 0, err
+			n, err := q.drive(ctx, c, wc, solicited)
+			if n > 0 || err != nil {
+				return n, err
 			}
 			continue
 		}
-		c.waiting++
+		c.waiting.Add(1)
 		c.mu.Unlock()
+		if q != nil && q.prog.role.Load() == roleFree { // it was given up by one who did not see that somebody waits
+			c.waiting.Add(-1)
+			continue
+		}
 		select {
 		case <-c.notify:
 		case <-ctx.Done():
 			err = ctx.Err()
 		}
-		c.mu.Lock()
-		if c.waiting--; err != nil {
+		c.waiting.Add(-1)
+		if err != nil {
+			c.mu.Lock()
 			c.wake() // the token may have been for this one
 			c.mu.Unlock()
 			return 0, err
 		}
-		c.mu.Unlock()
 	}
 }
 
@@ -187,36 +200,34 @@ func (c *completionQueue) watchLocked(ctx context.Context) {
 		c.ctxIgnore = context.AfterFunc(ctx, func() {
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			if c.parked && c.ctxDone == done {
-				c.parked = false
-				c.only.Load().interrupt()
+			if c.ctxDone == done {
+				c.disturb()
 			}
 		})
 	}
 }
 
-// park is called by one who is about to read from the connection of only; false if there is something for him, or the queue is not for him alone any more.
-func (c *completionQueue) park(solicited bool) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.readyLocked(solicited) || c.only.Load() == nil {
-		return false
-	}
-	c.parked, c.parkedSE = true, solicited
-	return true
+// parkLocked is called by one who is about to read from the connection of only.
+func (c *completionQueue) parkLocked(solicited bool) {
+	c.parkedSE = solicited
+	c.parked.Store(true)
 }
 
-func (c *completionQueue) unpark() {
+// takeOrPark is take, and parks if there is nothing. It does not if the queue is not for him alone any more.
+func (c *completionQueue) takeOrPark(wc []rdma.WC, solicited bool) (n int, parked bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.parked = false
+	n, err = c.takeLocked(wc, solicited)
+	if n > 0 || err != nil || c.only.Load() == nil {
+		return n, false, err
+	}
+	c.parkLocked(solicited)
+	return 0, true, nil
 }
 
 // promote lets one who waits look whether he can receive himself.
 func (c *completionQueue) promote() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.waiting > 0 {
+	if c.waiting.Load() > 0 {
 		select {
 		case c.notify <- struct{}{}:
 		default:
@@ -238,8 +249,7 @@ func (c *completionQueue) attach(q *queuePair) {
 	if before == nil {
 		return
 	}
-	if c.parked {
-		c.parked = false
+	if c.parked.CompareAndSwap(true, false) {
 		before.interrupt()
 	}
 	before.call()

@@ -114,8 +114,7 @@ func (q *queuePair) watch() {
 func (q *queuePair) attend() error {
 	for {
 		if q.acquire() {
-			err := q.receive(nil, nil, false)
-			if err != nil {
+			if err := q.receive(); err != nil {
 				q.prog.role.Store(roleBroken)
 				return err
 			}
@@ -128,59 +127,78 @@ func (q *queuePair) attend() error {
 	}
 }
 
-// drive receives for one who waits on c, until there is something for him, or he has to look again. The caller has the role, and loses it.
-func (q *queuePair) drive(ctx context.Context, c *completionQueue, solicited bool) {
-	if err := q.receive(ctx, c, solicited); err != nil {
-		q.prog.err = err
-		q.prog.role.Store(roleBroken)
-		q.call()
-		return
-	}
-	q.yield()
-}
-
-// receive handles what the peer sends. It returns nil when the role is to be given up: for c, when there is something in it, or it is to
-// be looked at; for run, whose c is nil, when somebody who waits was woken. An error is the reason of the end.
-func (q *queuePair) receive(ctx context.Context, c *completionQueue, solicited bool) error {
-	var e event
+// receive handles what the peer sends. It returns nil when somebody who waits was woken, and can go on. An error is the reason of the end.
+func (q *queuePair) receive() error {
 	for {
-		for q.rcv.step(&e) {
-			if err := q.handle(&e); err != nil {
-				return err
-			}
+		if err := q.look(); err != nil {
+			return err
 		}
-		if c != nil {
-			if !c.park(solicited) {
-				return nil
-			}
-			if ctx.Err() != nil {
-				c.unpark()
-				return nil
-			}
-		} else if woke := q.recvCQ.woke.Swap(false); (q.sendCQ.woke.Swap(false) || woke) && q.exclusive() {
+		if woke := q.recvCQ.woke.Swap(false); (q.sendCQ.woke.Swap(false) || woke) && q.exclusive() {
 			return nil
 		}
-		err := q.sock.read(&q.rcv)
-		if c != nil {
-			c.unpark()
-		}
-		switch {
-		case err == nil:
-		case errors.Is(err, os.ErrDeadlineExceeded):
-			if !q.resume() {
-				return rdma.ErrDisconnected // fail came first
-			}
-			if c != nil {
-				return nil
-			}
-		case errors.Is(err, net.ErrClosed):
-			return rdma.ErrDisconnected
-		case errors.Is(err, io.EOF):
-			return rdma.ErrPeerClosed
-		default:
-			return fmt.Errorf("%w: %w: %w", rdma.ErrTransport, errBroken, err)
+		if _, err := q.read(); err != nil {
+			return err
 		}
 	}
+}
+
+// drive receives for one who waits on c, until there is something for him, or he has to look again: then n is 0. The caller has the role, and
+// loses it, and has parked. The last one who had the role has looked at all that was read.
+func (q *queuePair) drive(ctx context.Context, c *completionQueue, wc []rdma.WC, solicited bool) (n int, err error) {
+	for parked := true; parked && n == 0; {
+		if err := ctx.Err(); err != nil {
+			c.parked.Store(false)
+			q.yield()
+			return 0, err
+		}
+		interrupted, broken := q.read()
+		c.parked.Store(false)
+		if broken == nil {
+			broken = q.look()
+		}
+		if broken != nil {
+			q.prog.err = broken
+			q.prog.role.Store(roleBroken)
+			q.call()
+			return 0, nil
+		}
+		if interrupted {
+			break
+		}
+		n, parked, err = c.takeOrPark(wc, solicited)
+	}
+	q.yield()
+	return n, err
+}
+
+// look handles the events in what was read.
+func (q *queuePair) look() error {
+	var e event
+	for q.rcv.step(&e) {
+		if err := q.handle(&e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// read reads once. It may be interrupted. An error is the reason of the end.
+func (q *queuePair) read() (interrupted bool, err error) {
+	err = q.sock.read(&q.rcv)
+	switch {
+	case err == nil:
+		return false, nil
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		if !q.resume() {
+			return false, rdma.ErrDisconnected // fail came first
+		}
+		return true, nil
+	case errors.Is(err, net.ErrClosed):
+		return false, rdma.ErrDisconnected
+	case errors.Is(err, io.EOF):
+		return false, rdma.ErrPeerClosed
+	}
+	return false, fmt.Errorf("%w: %w: %w", rdma.ErrTransport, errBroken, err)
 }
 
 // resume lets reads wait again after they were interrupted. It reports whether the connection goes on.

@@ -37,17 +37,87 @@ func (q *queuePair) kick() {
 
 // kickLocked lets mu go.
 func (q *queuePair) kickLocked() {
-	if q.writing || !q.workLocked() {
+	if q.writing {
+		q.mu.Unlock()
+		return
+	}
+	if err := q.localLocked(); err != nil {
+		q.mu.Unlock()
+		q.fail(err, noFault, nil)
+		return
+	}
+	if !q.workLocked() {
 		q.mu.Unlock()
 		return
 	}
 	q.writing = true
-	q.mu.Unlock()
 	if q.sock.raw == nil {
+		q.mu.Unlock()
 		q.signal()
 		return
 	}
-	q.pump(true)
+	b := q.batchLocked()
+	q.mu.Unlock()
+	q.pump(true, b)
+}
+
+// localLocked carries out the work requests at the head of the queue that send nothing. Nobody has writing.
+func (q *queuePair) localLocked() error {
+	if q.state != stateConnected || q.next == q.tail {
+		return nil
+	}
+	var err error
+	first := q.next
+	for err == nil {
+		w := q.sendable(q.tail, q.held)
+		if w == nil || w.op < rdma.OpBind {
+			break
+		}
+		q.next++
+		err = q.local(w)
+	}
+	if q.next == first {
+		return nil
+	}
+	q.encoded, q.sent = q.next, q.next
+	if !q.retireLocked() {
+		return rdma.ErrOverrun
+	}
+	q.restart()
+	return err
+}
+
+// local carries out a Bind or a Local Invalidate.
+func (q *queuePair) local(w *sendWQE) error {
+	ok := false
+	if w.op == rdma.OpBind {
+		if ok = q.q.tags.bind(w.key, w.previous); !ok {
+			w.status = rdma.StatusBind
+		}
+	} else if ok = q.q.tags.invalidate(w.key); !ok {
+		w.status = rdma.StatusProtection
+	}
+	if !ok {
+		return fmt.Errorf("%w: %v failed", rdma.ErrInvalid, w.op)
+	}
+	return nil
+}
+
+// batch is what fill has to know of the fields that mu guards.
+type batch struct {
+	some      bool // there is one
+	tail      uint64
+	held      bool
+	ending    bool
+	terminate []byte
+}
+
+func (q *queuePair) batchLocked() batch {
+	b := batch{some: true, tail: q.tail, held: q.held, ending: q.state != stateConnected}
+	if b.ending {
+		b.terminate, q.terminate = q.terminate, nil
+	}
+	return b
 }
 
 // signal hands writing to the goroutine.
@@ -58,7 +128,7 @@ func (q *queuePair) write(quit chan struct{}) {
 	for {
 		select {
 		case <-q.wake:
-			q.pump(false)
+			q.pump(false, batch{})
 		case <-quit:
 			return
 		}
@@ -66,14 +136,23 @@ func (q *queuePair) write(quit chan struct{}) {
 }
 
 // pump encodes and writes until there is nothing to send. The caller has writing, and loses it. With inline, it gives it to the goroutine instead
-// of waiting.
-func (q *queuePair) pump(inline bool) {
+// of waiting. b is what to encode first, if there is nothing to write.
+func (q *queuePair) pump(inline bool, b batch) {
 	s := &q.snd
 	written := 0
 	for {
+		if b.some {
+			if s.out == nil {
+				s.out = getOut()
+			}
+			q.refresh()
+			q.fill(&b) // after an error the batch ends, and goes before the Terminate that fail prepared
+			s.flush()
+		}
 		for len(s.pending()) > 0 {
 			n, err := q.sock.write(s, q.patience(inline))
 			written += n
+			q.sentBytes += n
 			if err != nil {
 				if !errors.Is(err, errRevoked) {
 					err = fmt.Errorf("%w: %w: %w", rdma.ErrTransport, errBroken, err)
@@ -91,23 +170,18 @@ func (q *queuePair) pump(inline bool) {
 		q.sent = q.encoded
 		q.spare = append(q.spare, q.used...)
 		q.used = q.used[:0]
-		ok := q.retireLocked()
-		if ok && !q.workLocked() {
+		if !q.retireLocked() {
+			q.mu.Unlock()
+			q.stop(rdma.ErrOverrun)
+			return
+		}
+		if !q.workLocked() {
 			q.rest()
 			q.mu.Unlock()
 			return
 		}
+		b = q.batchLocked()
 		q.mu.Unlock()
-		if !ok {
-			q.stop(rdma.ErrOverrun)
-			return
-		}
-		if s.out == nil {
-			s.out = getOut()
-		}
-		q.refresh(written)
-		q.fill() // after an error the batch ends, and goes before the Terminate that fail prepared
-		s.flush()
 	}
 }
 
@@ -141,16 +215,21 @@ func (q *queuePair) stop(err error) {
 func (q *queuePair) rest() {
 	putOut(q.snd.out)
 	q.snd.out = nil
-	if q.head == q.tail { // begin again, where the ring is in the processor's cache
-		q.head, q.sent, q.encoded, q.next, q.tail = 0, 0, 0, 0, 0
-	}
+	q.restart()
 	q.writing = false
 	q.idle.Broadcast()
 }
 
+// restart begins again at the start of the ring if it is empty: there it is in the processor's cache. mu is held.
+func (q *queuePair) restart() {
+	if q.head == q.tail {
+		q.head, q.sent, q.encoded, q.next, q.tail = 0, 0, 0, 0, 0
+	}
+}
+
 // refresh follows the segment size of the path (IWARP-23).
-func (q *queuePair) refresh(n int) {
-	if q.sentBytes += n; q.sentBytes < refreshBytes || q.opt.MaxULPDU != 0 || q.msg.done < q.msg.size {
+func (q *queuePair) refresh() {
+	if q.sentBytes < refreshBytes || q.opt.MaxULPDU != 0 || q.msg.done < q.msg.size {
 		return
 	}
 	q.sentBytes = 0
@@ -182,25 +261,19 @@ func (q *queuePair) sendable(tail uint64, held bool) *sendWQE {
 }
 
 // fill encodes a batch. An error ends the connection, and was given to fail.
-func (q *queuePair) fill() error {
+func (q *queuePair) fill(b *batch) error {
 	s := &q.snd
-	q.mu.Lock()
-	tail, held := q.tail, q.held
-	if q.state != stateConnected {
+	if b.ending {
 		q.msg.done, q.msg.size = 0, 0 // nothing of it follows
-		t := q.terminate
-		q.terminate = nil
-		q.mu.Unlock()
-		if t != nil {
-			s.segment(&segment{op: opTerminate, last: true, queue: queueTerminate, msn: 1}, t)
+		if b.terminate != nil {
+			s.segment(&segment{op: opTerminate, last: true, queue: queueTerminate, msn: 1}, b.terminate)
 		}
 		return nil
 	}
-	q.mu.Unlock()
 	for s.room() {
 		if q.msg.done == q.msg.size {
 			q.msgIsResp = false
-			began, err := q.begin(tail, held)
+			began, err := q.begin(b.tail, b.held)
 			if err != nil || !began {
 				return err
 			}
@@ -284,17 +357,9 @@ func (q *queuePair) begin(tail uint64, held bool) (bool, error) {
 			q.beginSend(w)
 			return true, nil
 		}
-		ok := false
-		if w.op == rdma.OpBind {
-			if ok = q.q.tags.bind(w.key, w.previous); !ok {
-				w.status = rdma.StatusBind
-			}
-		} else if ok = q.q.tags.invalidate(w.key); !ok {
-			w.status = rdma.StatusProtection
-		}
+		err := q.local(w)
 		q.encoded = q.next
-		if !ok {
-			err := fmt.Errorf("%w: %v failed", rdma.ErrInvalid, w.op)
+		if err != nil {
 			q.fail(err, noFault, nil)
 			return false, err
 		}
