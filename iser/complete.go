@@ -3,6 +3,7 @@ package iser
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -62,7 +63,9 @@ func (c *Conn) follow() {
 	n, err := c.sendCQ.Wait(c.life, c.done, false)
 	c.settle(c.done[:n])
 	if err != nil && !errors.Is(err, context.Canceled) {
-		c.log.Error("completion queue lost: connection closed", "err", err)
+		c.mu.Lock()
+		c.failLocked(fmt.Errorf("%w: %w", errSendQueue, err))
+		c.mu.Unlock()
 		c.end()
 		<-c.life.Done()
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -22,7 +21,6 @@ const closeTimeout = 5 * time.Second
 type Conn struct {
 	t             *Target
 	local, remote net.Addr
-	log           *slog.Logger
 	qp            rdma.QP
 	recvCQ        rdma.CQ // Receive waits on it
 	sendCQ        rdma.CQ // whoever leads, see complete.go
@@ -43,13 +41,14 @@ type Conn struct {
 	control []byte
 	wire    controlHeader
 
-	// The fields below are constant in full feature phase.
+	// attentive: requests are looked at for what they acknowledge, and for what comes first.
+	attentive atomic.Bool
+
+	// The fields below change under mu, in the goroutine that calls Receive, and are constant in full feature phase.
 	full    bool
 	params  iscsi.Parameters
 	limit   int  // bytes of a received data segment
 	relBase bool // the Write Base Offset is that of the first byte that comes by RDMA Read
-
-	failing sync.Once
 
 	lead chan struct{} // holds a token while somebody waits on sendCQ
 	done []rdma.WC     // belongs to who leads
@@ -57,11 +56,12 @@ type Conn struct {
 
 	mu sync.Mutex
 	// The fields below are guarded by mu.
-	closed    bool // takes no more
-	ending    bool // teardown was started
-	over      bool // teardown has ended
-	live      int  // transfers
-	refs      int  // transfers, the goroutine in Receive, and one until teardown has ended
+	closed    bool  // takes no more
+	why       error // the reason, if the end is ours
+	ending    bool  // teardown was started
+	over      bool  // teardown has ended
+	live      int   // transfers
+	refs      int   // transfers, the goroutine in Receive, and one until teardown has ended
 	bytes     int64
 	login     *rdma.Slab
 	slab      *rdma.Slab
@@ -108,7 +108,7 @@ func (e *ended) Value(any) any { return nil }
 
 func newConn(t *Target, e rdma.Endpoint) *Conn {
 	c := &Conn{
-		t: t, local: e.LocalAddr(), remote: e.RemoteAddr(), log: t.opt.Logger.With("remote", e.RemoteAddr()),
+		t: t, local: e.LocalAddr(), remote: e.RemoteAddr(),
 		limit: recvSegment, control: make([]byte, recvSegment), refs: 1,
 		lead: make(chan struct{}, 1), done: make([]rdma.WC, 32), gone: make(chan struct{}),
 		transfers: make(map[pdu.TaskTag]*transfer),
@@ -177,6 +177,8 @@ func (c *Conn) Enable(p *iscsi.Parameters, final *iscsi.PDU) error {
 
 // fullFeature takes the parameters.
 func (c *Conn) fullFeature(p *iscsi.Parameters) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.full = true
 	c.params = *p
 	if p.RDMAExtensions {
@@ -186,10 +188,9 @@ func (c *Conn) fullFeature(p *iscsi.Parameters) {
 			c.relBase = p.TaggedBufferForSolicitedOnly
 		}
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.hello = p.RDMAExtensions
 	c.u.init(p)
+	c.attentive.Store(p.RDMAExtensions)
 }
 
 // usableLocked is the error of a connection that takes no more. mu is held.
@@ -218,9 +219,19 @@ func (c *Conn) Close(graceful bool) error {
 	return nil
 }
 
-// fail ends the connection because of what the peer did, or did not do. Receive tells the iSCSI layer.
-func (c *Conn) fail(why string) {
-	c.failing.Do(func() { c.log.Warn("iSER connection closed", "reason", why) })
+// Why a connection is ended on this side.
+var (
+	errBacklog   = errors.New("iser: the initiator does not take what it is sent")
+	errStalled   = errors.New("iser: the initiator does not answer RDMA Reads")
+	errNoReads   = errors.New("iser: the initiator serves no RDMA Reads, and a write needs one")
+	errSendQueue = errors.New("iser: completion queue lost")
+)
+
+// failLocked ends the connection because of what the peer did, or did not do. Receive tells the iSCSI layer why. mu is held.
+func (c *Conn) failLocked(why error) {
+	if c.why == nil {
+		c.why = why
+	}
 	c.qp.Disconnect()
 }
 
@@ -299,10 +310,13 @@ func (c *Conn) unrefLocked() {
 // endReason is why Receive cannot go on.
 func (c *Conn) endReason() error {
 	c.mu.Lock()
-	closed := c.closed
+	closed, why := c.closed, c.why
 	c.mu.Unlock()
-	if closed {
+	switch {
+	case closed:
 		return iscsi.ErrClosed
+	case why != nil:
+		return why
 	}
 	err := c.qp.Err()
 	if err == nil || errors.Is(err, rdma.ErrDisconnected) {

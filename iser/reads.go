@@ -49,7 +49,7 @@ func (c *Conn) takeRead(ctx context.Context, tr *transfer) error {
 		return err
 	}
 	if r.ord == 0 {
-		c.fail("the initiator serves no RDMA Reads, and a write needs one") // ISER-37
+		c.failLocked(errNoReads) // ISER-37
 		return iscsi.ErrClosed
 	}
 	if r.tryLocked() {
@@ -101,18 +101,17 @@ func (r *readSlots) watchLocked(c *Conn) {
 // watch ends the connection if no Read was answered since it was set.
 func (c *Conn) watch() {
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	r := &c.r
-	stalled := r.out > 0 && r.done == r.seen
-	if r.out == 0 || stalled || r.ended {
+	switch {
+	case r.ended || r.out == 0:
 		r.armed = false
-	} else {
+	case r.done == r.seen:
+		r.armed = false
+		c.failLocked(errStalled)
+	default:
 		r.seen = r.done
 		r.timer.Reset(c.t.opt.ReadTimeout)
-	}
-	ended := r.ended
-	c.mu.Unlock()
-	if stalled && !ended {
-		c.fail("the initiator does not answer RDMA Reads")
 	}
 }
 

@@ -105,7 +105,7 @@ func (c *Conn) message(id, n int) (deliver bool, err error) {
 		return false, formatError("message of %d bytes with a PDU of %d", n, at+size-headerLen)
 	}
 	p.AHS = c.ahs[:copy(c.ahs[:], b[headerLen+pdu.HeaderLen:at])]
-	if c.full && c.params.RDMAExtensions {
+	if c.attentive.Load() {
 		if err := c.spoken(h); err != nil {
 			return false, err
 		}
@@ -133,6 +133,7 @@ func (c *Conn) spoken(h *pdu.Header) error {
 	}
 	c.hello = false
 	c.u.heard(h)
+	c.attentive.Store(len(c.u.out) > 0)
 	return nil
 }
 

@@ -111,7 +111,7 @@ func (c *Conn) SendControl(p *iscsi.PDU) error {
 		return err
 	}
 	if tr == nil && c.q.controls >= maxBacklog {
-		c.fail("the peer does not take what it is sent")
+		c.failLocked(errBacklog)
 		return iscsi.ErrClosed
 	}
 	ours := c.q.claimLocked()
@@ -180,7 +180,9 @@ func (c *Conn) sendLocked(p *iscsi.PDU, tr *transfer, ours bool) error {
 	hdr.SetDataLength(len(p.Data))
 	clear(b[headerLen+pdu.HeaderLen+copy(b[headerLen+pdu.HeaderLen:], p.Data):])
 	c.numbers.Stamp(hdr)
-	c.u.sent(hdr)
+	if c.u.sent(hdr) {
+		c.attentive.Store(true)
+	}
 	c.q.addLocked(x)
 	return nil
 }

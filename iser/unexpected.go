@@ -62,11 +62,14 @@ func (u *unexpected) admit(p *iscsi.PDU) bool {
 	return u.limit == 0 || free > 1 || free == 1 && ping != pdu.ReservedTag
 }
 
-// sent counts a PDU that was stamped.
-func (u *unexpected) sent(h *pdu.Header) {
-	if ping, yes := u.is(h); yes && u.on && u.limit > 0 {
-		u.out = append(u.out, outstanding{h.StatSN(), ping})
+// sent counts a PDU that was stamped. It reports whether what it counted has to be acknowledged.
+func (u *unexpected) sent(h *pdu.Header) bool {
+	ping, yes := u.is(h)
+	if !yes || !u.on || u.limit == 0 {
+		return false
 	}
+	u.out = append(u.out, outstanding{h.StatSN(), ping})
+	return true
 }
 
 // heard takes what a request acknowledges.
