@@ -37,6 +37,8 @@ type Engine struct {
 
 	ahead budget // what ack=memory has acknowledged and no sync covers yet
 
+	rooms rooms // of the readers of each bucket
+
 	ops, payloads, loans sync.Pool // of *op, *payload, *Borrowed
 
 	ctx    context.Context // ends when the engine closes
@@ -75,7 +77,11 @@ func Open(ctx context.Context, opt Options) (*Engine, error) {
 		return o
 	}
 	e.payloads.New = func() any { return new(payload) }
-	e.loans.New = func() any { return new(Borrowed) }
+	e.loans.New = func() any {
+		b := &Borrowed{wait: budgetWaiter{ch: make(chan error, 1), timer: time.NewTimer(time.Hour)}}
+		b.wait.timer.Stop()
+		return b
+	}
 	e.space = newSpace(e)
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	ok := false
@@ -221,6 +227,11 @@ func (e *Engine) newVolume(cfg VolumeConfig) (*Volume, error) {
 	eff := cfg.Policy.Effective(cfg.WriteThrough)
 	v.policy.Store(&eff)
 	v.down.Store(&outage{StateOpening, ErrOpening})
+	if cfg.Bucket != nil {
+		v.room = e.rooms.of(cfg.Bucket.URL())
+	} else {
+		v.room = e.rooms.of("")
+	}
 	v.budget.limit, v.budget.ramp = e.budgetOf(cfg), rampMax
 	v.destage.kick, v.destage.idle = make(chan struct{}, 1), make(chan struct{})
 	return v, nil

@@ -422,6 +422,69 @@ func TestHungBucketLeavesBuilders(t *testing.T) {
 	}
 }
 
+// Readers whose bucket hangs leave those of another bucket, and of the journal, the memory and the fetches to go on.
+func TestHungBucketLeavesReaders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		o := w.options(t)
+		o.MaxObjectBytes = 1 << 20
+		e, err := Open(t.Context(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer closeEngine(t, e)
+		bucket := faulty.Wrap(named{w.bucket, "mem:hung"})
+		var hung [3]*Volume
+		for i := range hung {
+			cfg := w.config("hung", byte(10+i))
+			cfg.Bucket = bucket
+			hung[i] = create(t, e, cfg)
+		}
+		well := create(t, e, w.config("well", 2))
+		for _, v := range e.all() {
+			for off := int64(0); off < 2<<20; off += 128 << 10 {
+				put(t, v, off, 128<<10, 7)
+			}
+			if err := v.Wait(t.Context(), Object); err != nil {
+				t.Fatal(err)
+			}
+		}
+		bucket.Add(faulty.Fault{Op: objectstore.OpGetRange, Action: faulty.Hang})
+		ended := make(chan error, 1000)
+		readers := 0
+		for _, v := range hung {
+			for _, n := range []int64{4096, 128 << 10, 512 << 10} {
+				for off := int64(0); off+n <= 2<<20; off += max(n, 64<<10) {
+					readers++
+					go func() {
+						b, err := v.Read(t.Context(), off, n)
+						if err == nil {
+							b.Release()
+						}
+						ended <- err
+					}()
+				}
+			}
+		}
+		synctest.Wait() // all of them wait for the bucket, or for room
+		began := time.Now()
+		for off := int64(0); off < 2<<20; off += 256 << 10 {
+			wantBytes(t, well, off, 256<<10, 7)
+		}
+		put(t, hung[0], 0, 4096, 8)
+		wantBytes(t, hung[0], 0, 4096, 8)
+		if d := time.Since(began); d > 0 { // fake: nobody waited for a deadline
+			t.Errorf("the others waited for %s", d)
+		}
+		for range readers {
+			if err := <-ended; !errors.Is(err, ErrBusy) {
+				t.Fatalf("a reader of the bucket that hangs: %v", err)
+			}
+		}
+		wantBytes(t, well, 0, 1<<20, 7)
+	})
+}
+
 type named struct {
 	objectstore.Bucket
 	url string

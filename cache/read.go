@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/isergate/isergate/cache/extent"
@@ -31,6 +32,9 @@ type Borrowed struct {
 	chunks []readcache.Ref
 	claim  int // chunks that are reserved
 	most   int // chunks that may be held
+	room   *room
+	share  int64 // of room
+	wait   budgetWaiter
 
 	// While the read is going on.
 	dirty, plan []extent.Extent
@@ -60,10 +64,13 @@ func (b *Borrowed) Release() {
 	if b.claim > 0 {
 		e.reads.Unreserve(b.claim)
 	}
+	if b.share > 0 {
+		b.room.budget.release(b.share)
+	}
 	clear(b.bufs)
 	clear(b.chunks)
 	*b = Borrowed{
-		bufs: b.bufs[:0], chunks: b.chunks[:0],
+		wait: b.wait, bufs: b.bufs[:0], chunks: b.chunks[:0],
 		dirty: b.dirty[:0], plan: b.plan[:0], pinned: b.pinned[:0], held: b.held[:0],
 	}
 	e.loans.Put(b)
@@ -141,14 +148,23 @@ func (v *Volume) Read(ctx context.Context, off, n int64) (*Borrowed, error) {
 type patience struct {
 	ctx     context.Context
 	limit   time.Duration
-	bounded context.Context // nil until something is waited for
+	until   time.Time       // zero until something is waited for
+	bounded context.Context // likewise
 	cancel  context.CancelFunc
+}
+
+// deadline is when it ends.
+func (p *patience) deadline() time.Time {
+	if p.until.IsZero() {
+		p.until = time.Now().Add(p.limit)
+	}
+	return p.until
 }
 
 // context bounds what is about to be waited for; the limit shows as context.DeadlineExceeded.
 func (p *patience) context() context.Context {
 	if p.bounded == nil {
-		p.bounded, p.cancel = context.WithTimeout(p.ctx, p.limit)
+		p.bounded, p.cancel = context.WithDeadline(p.ctx, p.deadline())
 	}
 	return p.bounded
 }
@@ -237,8 +253,8 @@ func (v *Volume) homeDamaged(cause error) error {
 	return err
 }
 
-// provide gets the memory that the plan needs: first of the arena, then of the read cache, each all at
-// once, so that readers never wait for each other in a circle.
+// provide gets the memory that the plan needs: first, if the bucket may be asked, a share of what its readers may hold, then of
+// the arena, then of the read cache, each all at once, so that readers never wait for each other in a circle.
 func (v *Volume) provide(p *patience, b *Borrowed) (err error) {
 	var copied, object int64
 	chunks := false
@@ -255,6 +271,16 @@ func (v *Volume) provide(p *patience, b *Borrowed) (err error) {
 			object, chunks = object+n, true
 		}
 	}
+	reserve := min(int(object/lendBytes)+2, v.e.reads.MaxReserve())
+	if chunks {
+		n := v.e.shareOf(copied+object, reserve)
+		if !v.room.budget.tryAcquire(n) {
+			if err := v.room.budget.acquire(p.ctx, &b.wait, p.deadline(), n); err != nil {
+				return err
+			}
+		}
+		b.room, b.share = v.room, n
+	}
 	// How much of an object's extents is copied is not known yet; at most all of it.
 	if n := copied + object; n > 0 {
 		if b.mem = v.e.readArena.TryAlloc(n); b.mem == nil {
@@ -264,14 +290,13 @@ func (v *Volume) provide(p *patience, b *Borrowed) (err error) {
 		}
 	}
 	if chunks {
-		n := min(int(object/lendBytes)+2, v.e.reads.MaxReserve())
-		if !v.e.reads.TryReserve(n) {
-			if err := v.e.reads.Reserve(p.context(), n); err != nil {
+		if !v.e.reads.TryReserve(reserve) {
+			if err := v.e.reads.Reserve(p.context(), reserve); err != nil {
 				return err
 			}
 		}
-		b.claim = n
-		b.most = n - 1 // and one in passing
+		b.claim = reserve
+		b.most = reserve - 1 // and one in passing
 	}
 	return nil
 }
@@ -364,13 +389,14 @@ const runFrames = 16
 
 // run is a number of adjacent frames that one request reads, whichever of them is needed first.
 type run struct {
-	v    *Volume
-	loc  volumelog.Location
-	from uint32 // the first frame
-	n    int
-	once sync.Once
-	got  []byte // their payloads
-	err  error
+	v     *Volume
+	loc   volumelog.Location
+	from  uint32 // the first frame
+	n     int
+	begun atomic.Bool
+	done  chan struct{} // closed when got and err are set
+	got   []byte        // their payloads
+	err   error
 }
 
 // bring starts to read the frames of data extents that are not at hand, those that are adjacent in an
@@ -417,7 +443,7 @@ func (v *Volume) bring(list []extent.Extent, alone bool) {
 }
 
 func (v *Volume) startRun(loc volumelog.Location, from uint32, n int) {
-	r := &run{v: v, loc: loc, from: from, n: n}
+	r := &run{v: v, loc: loc, from: from, n: n, done: make(chan struct{})}
 	for f := from; f < from+uint32(n); f++ {
 		v.e.reads.Prefetch(v.ctx, v.frameKey(loc, f), r.fetch(f))
 	}
@@ -427,10 +453,16 @@ func (v *Volume) startRun(loc volumelog.Location, from uint32, n int) {
 // elsewhere does not concern it.
 func (r *run) fetch(f uint32) func(context.Context, []byte) (int, error) {
 	return func(ctx context.Context, into []byte) (int, error) {
-		r.once.Do(func() {
+		if r.begun.CompareAndSwap(false, true) {
 			wire := make([]byte, r.n*volumelog.FrameBytes)
 			r.got, r.err = volumelog.ReadFrames(ctx, r.v.bucket(), r.v.id, r.loc, int(r.from), r.n, wire)
-		})
+			close(r.done)
+		}
+		select {
+		case <-r.done:
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		}
 		off := int(f-r.from) * volumelog.FramePayload
 		if r.err != nil || off >= len(r.got) {
 			loc := r.loc
@@ -442,7 +474,7 @@ func (r *run) fetch(f uint32) func(context.Context, []byte) (int, error) {
 }
 
 func (v *Volume) frameKey(loc volumelog.Location, frame uint32) readcache.Key {
-	return readcache.Key{Volume: v.id, Epoch: loc.Epoch, Seq: loc.Seq, Chunk: frame}
+	return readcache.Key{Volume: v.id, Epoch: loc.Epoch, Seq: loc.Seq, Chunk: frame, Home: v.room.number}
 }
 
 // readAhead brings what a sequential reader will ask for next into the read cache.

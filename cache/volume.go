@@ -43,6 +43,8 @@ type Volume struct {
 	acked, local, object mark
 	budget               budget
 
+	room *room // of the readers of its bucket
+
 	lost atomic.Bool // acknowledged writes were lost and no flush has said so yet
 
 	destage destager

@@ -38,6 +38,9 @@ type Key struct {
 	Epoch  uint64
 	Seq    uint64
 	Chunk  uint32
+	// Home numbers the store that the object is in. It is no part of the name: fetches from one store take at most half of MaxFetches, so that
+	// one that hangs leaves the others the rest.
+	Home uint32
 }
 
 // Ref is a chunk that stays in memory until it is released.
@@ -61,7 +64,7 @@ type Options struct {
 	Path string
 	// ReserveBytes of free space on the media's file system are never used: 0 means 1 GiB.
 	ReserveBytes int64
-	// MaxFetches is the number of fetches at a time; 0 means 64. It is at most a
+	// MaxFetches is the number of fetches at a time; 0 means 128. It is at most a
 	// quarter of the chunks in memory.
 	MaxFetches int
 	// FetchTimeout bounds one fetch; 0 means one minute.
@@ -84,7 +87,7 @@ func (o *Options) EnsureDefaults() {
 		o.ReserveBytes = 1 << 30
 	}
 	if o.MaxFetches == 0 {
-		o.MaxFetches = 64
+		o.MaxFetches = 128
 	}
 	if o.FetchTimeout == 0 {
 		o.FetchTimeout = time.Minute
@@ -168,9 +171,10 @@ type Cache struct {
 	policy  *policy
 	flights map[ckey]*flight
 	volumes map[uuid.UUID]uint32
-	freed   chan struct{} // closed when a frame may have become available
-	waiting int           // for freed
-	pinned  int           // frames with references
+	homes   map[uint32]chan struct{} // one element per fetch from that store that is under way or due
+	freed   chan struct{}            // closed when a frame may have become available
+	waiting int                      // for freed
+	pinned  int                      // frames with references
 	closed  bool
 
 	stats stats
@@ -194,7 +198,7 @@ func Open(o Options) (*Cache, error) {
 		o: o, seed: maphash.MakeSeed(), memory: memory,
 		fetches: make(chan struct{}, fetches),
 		frames:  make([]frame, n), index: make(map[ckey]int32, n), policy: newPolicy(n),
-		flights: make(map[ckey]*flight), volumes: make(map[uuid.UUID]uint32), freed: make(chan struct{}),
+		flights: make(map[ckey]*flight), volumes: make(map[uuid.UUID]uint32), homes: make(map[uint32]chan struct{}), freed: make(chan struct{}),
 	}
 	c.ctx, c.stop = context.WithCancel(context.Background())
 	// Fetches without a waiter, and chunks on their way to the media, need frames too.
@@ -239,6 +243,16 @@ func (c *Cache) keyLocked(k Key) ckey {
 		c.volumes[k.Volume] = v
 	}
 	return ckey{epoch: k.Epoch, seq: k.Seq, volume: v, chunk: k.Chunk}
+}
+
+// homeLocked is where fetches from a store take their turn.
+func (c *Cache) homeLocked(number uint32) chan struct{} {
+	home := c.homes[number]
+	if home == nil {
+		home = make(chan struct{}, max(1, cap(c.fetches)/2))
+		c.homes[number] = home
+	}
+	return home
 }
 
 // Reserve waits until n chunks may be referenced, and sets them aside until
@@ -288,7 +302,7 @@ func (c *Cache) Get(ctx context.Context, key Key, fetch func(ctx context.Context
 	}
 	fl := c.flights[k]
 	if fl == nil {
-		fl = c.startLocked(ctx, k, fetch, false)
+		fl = c.startLocked(ctx, k, c.homeLocked(key.Home), fetch, false)
 	}
 	fl.waiters++
 	c.mu.Unlock()
@@ -366,12 +380,12 @@ func (c *Cache) Contains(key Key) bool {
 func (c *Cache) Prefetch(ctx context.Context, key Key, fetch func(ctx context.Context, into []byte) (int, error)) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	k := c.keyLocked(key)
-	if c.closed || c.indexedLocked(k) || c.flights[k] != nil || len(c.fetches) == cap(c.fetches) ||
+	k, home := c.keyLocked(key), c.homeLocked(key.Home)
+	if c.closed || c.indexedLocked(k) || c.flights[k] != nil || len(c.fetches) == cap(c.fetches) || len(home) == cap(home) ||
 		(c.media != nil && c.media.hasLocked(k)) {
 		return false
 	}
-	c.startLocked(ctx, k, fetch, true)
+	c.startLocked(ctx, k, home, fetch, true)
 	return true
 }
 

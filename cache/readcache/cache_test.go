@@ -599,3 +599,37 @@ func TestCloseBeforeFetch(t *testing.T) {
 		}
 	}
 }
+
+// TestHomes: fetches from a store that hangs leave half of the fetches to the other stores.
+func TestHomes(t *testing.T) {
+	c := open(t, Options{MemoryBytes: 4 << 20, MaxFetches: 4})
+	hung, stop := context.WithCancel(t.Context())
+	var ended sync.WaitGroup
+	begun := make(chan struct{}, 16)
+	for i := range 8 {
+		ended.Go(func() {
+			_, err := c.Get(hung, Key{Seq: uint64(i), Home: 1}, func(ctx context.Context, _ []byte) (int, error) {
+				begun <- struct{}{}
+				<-ctx.Done()
+				return 0, ctx.Err()
+			})
+			if !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+		})
+	}
+	<-begun
+	<-begun
+	for i := range 8 {
+		r, err := c.Get(t.Context(), Key{Seq: uint64(100 + i), Home: 2}, func(_ context.Context, into []byte) (int, error) { return copy(into, "x"), nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Release()
+	}
+	if n := len(begun); n > 0 {
+		t.Errorf("%d fetches from the store that hangs, of 4 in all", 2+n)
+	}
+	stop()
+	ended.Wait()
+}

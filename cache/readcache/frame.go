@@ -136,7 +136,7 @@ func (c *Cache) storeLocked(f *frame) {
 }
 
 // startLocked begins to bring k into memory.
-func (c *Cache) startLocked(ctx context.Context, k ckey, fetch func(context.Context, []byte) (int, error), background bool) *flight {
+func (c *Cache) startLocked(ctx context.Context, k ckey, home chan struct{}, fetch func(context.Context, []byte) (int, error), background bool) *flight {
 	fl := &flight{done: make(chan struct{}), background: background}
 	ctx, fl.cancel = context.WithTimeout(context.WithoutCancel(ctx), c.o.FetchTimeout)
 	c.flights[k] = fl
@@ -144,7 +144,7 @@ func (c *Cache) startLocked(ctx context.Context, k ckey, fetch func(context.Cont
 		unhook := context.AfterFunc(c.ctx, fl.cancel)
 		defer unhook()
 		defer fl.cancel()
-		f, fetched, err := c.fill(ctx, k, fetch)
+		f, fetched, err := c.fill(ctx, k, home, fetch)
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		mine := c.flights[k] == fl
@@ -185,7 +185,13 @@ func (c *Cache) indexedLocked(k ckey) bool {
 }
 
 // fill returns a frame with the chunk, from the media or through fetch.
-func (c *Cache) fill(ctx context.Context, k ckey, fetch func(context.Context, []byte) (int, error)) (f *frame, fetched bool, err error) {
+func (c *Cache) fill(ctx context.Context, k ckey, home chan struct{}, fetch func(context.Context, []byte) (int, error)) (f *frame, fetched bool, err error) {
+	select {
+	case home <- struct{}{}:
+		defer func() { <-home }()
+	case <-ctx.Done():
+		return nil, false, ctx.Err()
+	}
 	select {
 	case c.fetches <- struct{}{}:
 		defer func() { <-c.fetches }()
