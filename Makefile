@@ -49,7 +49,7 @@ race:
 
 # The guest's 10.0.2.2:3260 is this machine's 127.0.0.1:3260, where the gateway listens.
 lab: build
-	dir=$$(mktemp -d)
+	@dir=$$(mktemp -d)
 	trap 'kill $$! 2>/dev/null && wait; rm -rf "$$dir"' EXIT
 	bin/isergate serve --demo --data-dir "$$dir/data" --portal 127.0.0.1:3260,advertise=10.0.2.2:3260 >"$$dir/log" 2>&1 &
 	bin/isergate status --wait 60s --api "unix:$$dir/data/api.sock" || { cat "$$dir/log" >&2; exit 1; }

@@ -12,7 +12,7 @@ out=$(realpath "$1") files=$(realpath "$2") downloads=$(realpath -m "$3")
 
 guest_packages=(
 	linux-image-amd64
-	bash coreutils util-linux mount grep sed mawk findutils diffutils procps less
+	bash coreutils util-linux mount grep sed mawk findutils diffutils procps less ncurses-base
 	kmod udev iproute2 ethtool tcpdump busybox-static
 	open-iscsi sg3-utils lsscsi fio e2fsprogs xfsprogs
 )

@@ -47,7 +47,10 @@ func shell(ctx context.Context) error {
 	if _, err := lab.Build(ctx, os.Stderr); err != nil {
 		return err
 	}
-	rows, columns := "24", "80"
+	rows, columns, term := "24", "80", os.Getenv("TERM")
+	if term == "" {
+		term = "linux"
+	}
 	if size, err := stty("size"); err == nil {
 		_, _ = fmt.Sscan(size, &rows, &columns)
 	}
@@ -63,17 +66,17 @@ func shell(ctx context.Context) error {
 	_, err = guest.Run(ctx, "stty -F /dev/hvc0 sane rows "+rows+" columns "+columns+`
 cat >/root/.bashrc <<'END'
 . /lab/lib.sh
-export PS1='guest# '
+export PS1='guest# ' TERM=`+term+`
 cat <<'TEXT'
 The machine that started this guest is 10.0.2.2: what listens on its 127.0.0.1:3260 is
 10.0.2.2:3260 here. To use a gateway there, by iSER:
 
     rnic; initiator
     iscsiadm -m discovery -t st -p 10.0.2.2:3260 -I iser
-    node iser 10.0.2.2:3260 TARGET
     login iser 10.0.2.2:3260 TARGET
 
-With tcp for iser it is plain iSCSI, without rnic. More: less /lab/lib.sh. To leave: exit
+By plain iSCSI it is "-I default" and "login tcp", without rnic. For a target that is not to be
+discovered: node iser 10.0.2.2:3260 TARGET. More: less /lab/lib.sh. To leave: exit
 TEXT
 END
 setsid -w -c bash -i </dev/hvc0 >/dev/hvc0 2>&1`)
