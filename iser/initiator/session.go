@@ -4,12 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/isergate/isergate/iser/iscsi/pdu"
 )
+
+// gatherFrom is with how many active commands others are likely to send one in a moment. Who sends first lets them, so that one write takes all.
+const gatherFrom = 3
 
 // controlSlots is how many tasks besides SCSI commands may be outstanding.
 const controlSlots = 16
@@ -38,8 +42,10 @@ type Session struct {
 	parting  error           // what err becomes with the answer to a logout
 	leaving  bool            // the target asked for a logout: no new commands
 	busy     int             // active SCSI tasks
-	idle     chan struct{}   // closed when leaving and busy is 0; nil otherwise
-	rejected map[pdu.TaskTag]bool
+	// gathering: somebody lets others add commands, and then sends all of them.
+	gathering bool
+	idle      chan struct{} // closed when leaving and busy is 0; nil otherwise
+	rejected  map[pdu.TaskTag]bool
 
 	immediate []pdu.Serial // CmdSN of the immediate PDUs that count against the target's limit, oldest first
 	retiring  bool         // a ping that ends them is under way
@@ -353,6 +359,20 @@ func (s *Session) send(ctx context.Context, lun pdu.LUN, attr pdu.TaskAttr, cdb,
 	t.cmd.ExpStatSN = s.ack()
 	s.cmdSN++
 	s.mover.command(t, ahs)
+	if s.gathering {
+		s.mu.Unlock()
+		return t, nil // it goes with what is gathered
+	}
+	if s.busy < gatherFrom {
+		s.mu.Unlock()
+		s.mover.flush(true)
+		return t, nil
+	}
+	s.gathering = true
+	s.mu.Unlock()
+	runtime.Gosched()
+	s.mu.Lock()
+	s.gathering = false
 	s.mu.Unlock()
 	s.mover.flush(true)
 	return t, nil
