@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/isergate/isergate/iser/initiator"
+	"github.com/isergate/isergate/iser/iscsi/pdu"
 	"github.com/isergate/isergate/iser/scsi"
 	"github.com/isergate/isergate/iser/scsi/scsitest"
 )
@@ -225,4 +226,45 @@ func TestLateAbortsUnderLoad(t *testing.T) {
 	if len(memory) > len(w.past)/10 {
 		t.Error("memory is not used again")
 	}
+}
+
+// Late data of an aborted write finds neither its R2T nor the command that has its memory (T7).
+func TestLateDataOfAnAbortedWrite(t *testing.T) {
+	r := newRig(t)
+	c := r.ready("InitialR2T=Yes", "ImmediateData=No", "MaxBurstLength=32768", "MaxOutstandingR2T=2")
+	wrong, want := pattern(1, 65536), pattern(2, 65536)
+	for range 8 { // as often as the memory of the transfer may take to come round
+		first := c.command(write16(0, 128), 0, wrong, 0)
+		old := c.r2ts(first, 2)
+		if resp := c.managed(c.manage(pdu.AbortTask, first)); resp.Response != pdu.FunctionComplete {
+			t.Fatal(resp.Response)
+		}
+		second := c.command(write16(0, 128), 0, want, 0)
+		now := c.r2ts(second, 2)
+		for _, ask := range old {
+			c.dataOut(first, ask.TTT, int(ask.Offset), wrong[ask.Offset:ask.Offset+ask.Length], 8192)
+		}
+		for _, ask := range now {
+			c.dataOut(second, ask.TTT, int(ask.Offset), want[ask.Offset:ask.Offset+ask.Length], 8192)
+		}
+		if res := c.finish(second, want); res.status != scsi.Good {
+			t.Fatalf("status %v, sense % x", res.status, res.sense)
+		}
+		if !bytes.Equal(r.medium.Bytes()[:len(want)], want) {
+			t.Fatal("the data of an aborted write was written")
+		}
+	}
+}
+
+// r2ts takes n R2Ts of a command.
+func (c *client) r2ts(itt pdu.TaskTag, n int) []pdu.R2T {
+	c.t.Helper()
+	out := make([]pdu.R2T, n)
+	for i := range out {
+		h, _ := c.read()
+		if err := out[i].Decode(&h); err != nil || h.ITT() != itt {
+			c.t.Fatalf("%v for %#x: %v", h.Opcode(), h.ITT(), err)
+		}
+	}
+	return out
 }
