@@ -53,7 +53,7 @@ func (r *Report) carried() []*Carried {
 // transportTable arranges them.
 func (r *Report) transportTable() table {
 	t := table{title: "iSER over the software RNIC and iSCSI/TCP, isergate's initiator on both", rows: [][]string{{"load", "depth", "volume", "unit", "iSER", "TCP", "ratio",
-		"iSER CPU", "TCP CPU", "CPU ratio", "target CPU ratio", "iSER p50 / p99", "TCP p50 / p99", "allocations iSER", "allocations TCP", "bare stream", "iSER / stream", "stream CPU"}}}
+		"iSER CPU", "TCP CPU", "CPU ratio", "target CPU ratio", "iSER p50", "TCP p50", "allocations iSER", "allocations TCP", "bare stream", "iSER / stream", "stream CPU"}}}
 	for _, c := range r.Transports {
 		wide := c.ISER.MBPerSecond > 0 && c.ISER.PerSecond > 0 && c.ISER.MBPerSecond/c.ISER.PerSecond > 0.1 // MB of an operation
 		row := []string{c.Load, fmt.Sprint(c.Depth), c.Class}
@@ -72,7 +72,7 @@ func (r *Report) transportTable() table {
 		}
 		row = append(row, rate(c.ISER), rate(c.TCP), number(c.Rate), cpu(c.ISER), cpu(c.TCP), number(c.CPU), number(c.TargetCPU))
 		for _, s := range []Sample{c.ISER, c.TCP} {
-			row = append(row, micro(s.P50)+" / "+micro(s.P99))
+			row = append(row, micro(s.P50))
 		}
 		for _, s := range []Sample{c.ISER, c.TCP} {
 			row = append(row, fmt.Sprintf("%.2f + %.2f", s.ClientAllocsPerOp, s.AllocsPerOp))

@@ -24,6 +24,7 @@ type Machine struct {
 	Isergate   string    `json:"isergate"`
 	Tgt        string    `json:"tgt,omitempty"`
 	Store      string    `json:"store,omitempty"`
+	Nice       int       `json:"nice"`        // of everything that is measured; below 0 it goes before what else runs
 	LoadBefore string    `json:"load_before"` // load averages of 1, 5 and 15 minutes
 	LoadAfter  string    `json:"load_after"`
 }
@@ -32,6 +33,10 @@ type Machine struct {
 func machine(dir string) Machine {
 	m := Machine{Time: time.Now().UTC().Truncate(time.Second), Cores: runtime.NumCPU(), Go: runtime.Version(), CPU: runtime.GOARCH,
 		FileSystem: fileSystem(dir), LoadBefore: loadAverage()}
+	// The system call returns 20 less the niceness.
+	if p, err := unix.Getpriority(unix.PRIO_PROCESS, 0); err == nil {
+		m.Nice = 20 - p
+	}
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {
 		m.Kernel = unix.ByteSliceToString(u.Release[:])

@@ -330,7 +330,7 @@ func (r *Report) where() []string {
 	m := r.Machine
 	return []string{
 		fmt.Sprintf("%s. %d cores (%s), %d GiB, Linux %s, %s, %s, %s.", m.Time.Format(time.DateOnly), m.Cores, m.CPU, (m.MemoryMiB+512)>>10, m.Kernel, m.FileSystem, m.Go, m.Isergate),
-		fmt.Sprintf("Load average %s before, %s after: what else runs on the machine is in the figures; the ratios compare within one round.", m.LoadBefore, m.LoadAfter),
+		fmt.Sprintf("Load average %s before, %s after, niceness %d: what else runs on the machine is in the figures; the ratios compare within one round.", m.LoadBefore, m.LoadAfter, m.Nice),
 	}
 }
 

@@ -2,12 +2,15 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/isergate/isergate/iser/initiator/bench"
 )
@@ -249,6 +252,63 @@ func TestBenchInterrupted(t *testing.T) {
 		t.Errorf("exit %d, %s", cmd.ProcessState.ExitCode(), stderr.String())
 	}
 	g.awaitSessions(0)
+}
+
+// On a terminal a line tells what goes on, and is gone at the end.
+func TestBenchProgress(t *testing.T) {
+	g := newGateway(t, "--open").start()
+	g.run("volume", "create", "v", "--size", "64MiB", "--target", target)
+	terminal, end := newTerminal(t)
+	cmd := exec.CommandContext(t.Context(), binary, "bench", g.url(target, 0), "--time", "10m")
+	var stdout strings.Builder
+	cmd.Stdout, cmd.Stderr = &stdout, end
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	_ = end.Close()
+	var shown []byte
+	buf := make([]byte, 4096)
+	interrupted := false
+	for {
+		n, err := terminal.Read(buf)
+		shown = append(shown, buf[:n]...)
+		if !interrupted && strings.Contains(string(shown), " errors") {
+			interrupted = true
+			if err := cmd.Process.Signal(os.Interrupt); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err != nil { // EIO when nobody has the other end any more
+			break
+		}
+	}
+	_ = cmd.Wait()
+	if !strings.Contains(string(shown), "randread") || !strings.Contains(string(shown), "IOPS") || !strings.Contains(string(shown), "\r\x1b[Kisergate: interrupted") || !strings.Contains(stdout.String(), "LATENCY") {
+		t.Errorf("on the terminal %q, on standard output %q", shown, stdout.String())
+	}
+}
+
+// newTerminal returns both ends of a pseudo terminal.
+func newTerminal(t *testing.T) (master, slave *os.File) {
+	t.Helper()
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = master.Close() })
+	fd := int(master.Fd())
+	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	slave, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return master, slave
 }
 
 // awaitSessions waits until so many sessions are logged in.
