@@ -1,4 +1,4 @@
-// Package initiator is an iSCSI initiator (RFC 7143): discovery, login with CHAP and digests, and
+// Package initiator is an iSCSI initiator (RFC 7143), over TCP and over iSER (RFC 7145): discovery, login with CHAP and digests, and
 // SCSI commands with task management over one connection per session at error recovery level 0.
 //
 // Dial logs in and returns a Session, on which any number of goroutines may run commands;

@@ -40,6 +40,8 @@ type ISER struct {
 	// NoInvalidate tells the target not to send Send with Invalidate.
 	NoInvalidate bool
 	WriteBase    WriteBase
+	// LaxStatSN takes responses whatever their StatSN: LIO numbers responses that it sends at the same time twice, or out of order.
+	LaxStatSN bool
 
 	RecvSegment uint32 // InitiatorRecvDataSegmentLength, bytes; default 8192
 	SendSegment uint32 // TargetRecvDataSegmentLength, bytes: longest immediate data and Data-Out; default 8192

@@ -19,7 +19,7 @@ import (
 //	iser://...
 //
 // Both know initial-r2t, immediate-data (yes or no), first-burst and max-burst (bytes); iscsi knows digests (none, prefer or required); iser knows
-// crc (on or off), mpa (revision 1 or 2), peer-to-peer, hello (yes or no), login (message or stream) and delay (a duration, before the first message).
+// crc (on or off), mpa (revision 1 or 2), peer-to-peer, hello, lax-statsn (yes or no), login (message or stream) and delay (a duration, before the first message).
 func ParseURL(s string) (o Options, lun uint16, err error) {
 	u, err := url.Parse(s)
 	if err != nil {
@@ -151,6 +151,8 @@ func (q *urlQuery) set(name, value string) (known bool, err error) {
 		q.wire.PeerToPeer = is("yes", "no")
 	case "hello":
 		q.o.ISER.Hello = is("yes", "no")
+	case "lax-statsn":
+		q.o.ISER.LaxStatSN = is("yes", "no")
 	case "login":
 		q.o.ISER.Stream = is("stream", "message")
 	case "delay":
