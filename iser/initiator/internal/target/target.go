@@ -89,10 +89,10 @@ func Start(t testing.TB, o iscsi.Options, chap *iscsi.CHAP, blocks uint64, block
 	return start(t, o, nil, chap, blocks, blockSize)
 }
 
-// StartBoth is Start on a portal that speaks TCP, and iSER with memory m.
+// StartBoth is Start on a portal that speaks TCP, and iSER with memory m, and with CRC if the initiator asks for it.
 func StartBoth(t testing.TB, o iscsi.Options, m rdma.Memory, chap *iscsi.CHAP, blocks uint64, blockSize uint32) *Server {
 	t.Helper()
-	i, err := portal.NewISER(portal.ISEROptions{Memory: m, Logger: slog.New(slog.DiscardHandler)})
+	i, err := portal.NewISER(portal.ISEROptions{Memory: m, NoCRC: true, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
