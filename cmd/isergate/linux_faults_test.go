@@ -19,7 +19,7 @@ func (l *linux) load(transport string) *labtest.Running {
 	l.t.Helper()
 	l.run(transport, "enter")
 	return l.Start(l.script(transport, `
-verified $(disk $transport $target) --rw=randwrite --bs=4k --size=16m --iodepth=16 --name=load`))
+verified $(disk $transport $target) --rw=randwrite --bs=4k --size=20m --iodepth=16 --rate_iops=800 --name=load`))
 }
 
 // written waits until the volume has got that many writes more from the load.

@@ -71,7 +71,7 @@ verified() {
 	local where=filename log
 	[ ! -d "$1" ] || where=directory
 	log=$(mktemp /run/fio.XXXXXX)
-	fio --output=$log --direct=1 --ioengine=libaio --verify=crc32c --verify_fatal=1 --$where=$1 "${@:2}" || { cat $log; return 1; }
+	fio --output=$log --clocksource=clock_gettime --direct=1 --ioengine=libaio --verify=crc32c --verify_fatal=1 --$where=$1 "${@:2}" || { cat $log; return 1; }
 	sed -n -E 's/^ +(read|write): (.*)/\1 \2/p' $log
 }
 # enter [SETTING=VALUE...]: a node record, and a session by it; prints the disk of LUN 0.
