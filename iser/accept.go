@@ -25,7 +25,7 @@ func (t *Target) Accept(ctx context.Context, req rdma.Request) (*Conn, error) {
 	c := newConn(t, req)
 	c.bytes, c.loginBytes = bytes, bytes
 	c.invalidate = flags&cmNoInvalidate == 0 && !t.opt.NoSendInvalidate
-	if c.login, err = t.slab(ctx, loginBuffers); err != nil {
+	if c.login, err = t.slab(ctx, loginBuffers, recvSize); err != nil {
 		c.abandon()
 		return nil, reject(req, err)
 	}
@@ -52,7 +52,7 @@ func reject(req rdma.Request, err error) error {
 type Prepared struct {
 	t      *Target
 	params iscsi.Parameters
-	slab   *rdma.Slab
+	memory phaseMemory
 	count  int
 	bytes  int64
 	over   sync.Once
@@ -65,11 +65,11 @@ func (t *Target) Prepare(ctx context.Context, p *iscsi.Parameters) (*Prepared, e
 	if err != nil {
 		return nil, err
 	}
-	x := &Prepared{t: t, params: *p, count: n, bytes: slabBytes(n, recvSize)}
+	x := &Prepared{t: t, params: *p, count: n, bytes: phaseBytes(p, n)}
 	if err := t.enter(x.bytes, false); err != nil {
 		return nil, err
 	}
-	if x.slab, err = t.slab(ctx, n); err != nil {
+	if x.memory, err = t.phase(ctx, p, n); err != nil {
 		t.closing()
 		t.leave(x.bytes)
 		return nil, err
@@ -89,7 +89,7 @@ func (t *Target) count(p *iscsi.Parameters) (int, error) {
 // Release gives everything back, unless Accept was called. It may be called more than once.
 func (p *Prepared) Release() {
 	p.over.Do(func() {
-		p.slab.Close()
+		p.memory.close()
 		p.t.closing()
 		p.t.leave(p.bytes)
 	})
@@ -101,7 +101,8 @@ func (p *Prepared) Accept(ctx context.Context, req rdma.Request, n iscsi.Numbers
 	var c *Conn
 	p.over.Do(func() {
 		c = newConn(p.t, req)
-		c.bytes, c.slab = p.bytes, p.slab
+		c.bytes = p.bytes
+		c.hold(p.memory)
 	})
 	if c == nil {
 		return nil, reject(req, rdma.ErrClosed)
@@ -113,7 +114,7 @@ func (p *Prepared) Accept(ctx context.Context, req rdma.Request, n iscsi.Numbers
 	c.numbers = n
 	first := make([]int, p.count)
 	for i := range first {
-		first[i] = c.addBuffer(c.slab.SGE(i, recvSize))
+		first[i] = c.addBuffer(c.memory.recvs.SGE(i, recvSize))
 	}
 	c.fullFeature(&p.params)
 	if err := c.establish(ctx, req, first); err != nil {

@@ -52,6 +52,7 @@ type Conn struct {
 
 	lead chan struct{} // holds a token while somebody waits on sendCQ
 	done []rdma.WC     // belongs to who leads
+	free chan int      // bounce buffers
 	gone chan struct{} // closed when nothing is in flight any more, and will be
 
 	mu sync.Mutex
@@ -64,7 +65,7 @@ type Conn struct {
 	refs      int   // transfers, the goroutine in Receive, and one until teardown has ended
 	bytes     int64
 	login     *rdma.Slab
-	slab      *rdma.Slab
+	memory    phaseMemory
 	buffers   []buffer
 	freed     []int         // receives that are to be posted again
 	reposts   []rdma.RecvWR // for takeReceivesLocked
@@ -151,28 +152,40 @@ func (c *Conn) Enable(p *iscsi.Parameters, final *iscsi.PDU) error {
 	if err != nil {
 		return err
 	}
-	bytes := slabBytes(n, recvSize)
+	bytes := phaseBytes(p, n)
 	if err := c.t.promise(bytes); err != nil {
 		return err
 	}
-	s, err := c.t.slab(c.life, n)
+	m, err := c.t.phase(c.life, p, n)
 	if err != nil {
 		c.t.giveBack(bytes)
 		return err
 	}
 	c.fullFeature(p)
 	c.mu.Lock()
-	c.slab = s
+	c.hold(m)
 	c.bytes += bytes
 	if c.loginBytes > 0 {
 		c.t.loggedIn(c.loginBytes)
 		c.loginBytes = 0
 	}
 	for i := range n {
-		c.freed = append(c.freed, c.addBuffer(s.SGE(i, recvSize)))
+		c.freed = append(c.freed, c.addBuffer(m.recvs.SGE(i, recvSize)))
 	}
 	c.mu.Unlock()
 	return c.SendControl(final)
+}
+
+// hold takes the memory of full feature phase, before there is a task.
+func (c *Conn) hold(m phaseMemory) {
+	c.memory = m
+	if m.bounce == nil {
+		return
+	}
+	c.free = make(chan int, bounceCount)
+	for i := range bounceCount {
+		c.free <- i
+	}
 }
 
 // fullFeature takes the parameters.
@@ -295,11 +308,10 @@ func (c *Conn) unrefLocked() {
 			cq.Close()
 		}
 	}
-	for _, s := range []*rdma.Slab{c.login, c.slab} {
-		if s != nil {
-			s.Close()
-		}
+	if c.login != nil {
+		c.login.Close()
 	}
+	c.memory.close()
 	c.buffers = nil
 	if c.loginBytes > 0 {
 		c.t.loggedIn(c.loginBytes)

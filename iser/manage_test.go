@@ -175,6 +175,37 @@ func TestReadIsNeverAnswered(t *testing.T) {
 	}
 }
 
+// Initiators that answer no Read, of data that goes through bounce buffers, do not use up those of the others.
+func TestBounceBuffersAreOnesOwn(t *testing.T) {
+	r := newRig(t, func(_ *rig, _ *iscsi.Options, o *iser.Options) { o.ReadTimeout = 10 * patience })
+	other := r.ready(dialing{})
+	unmap := []byte{0x42, 0, 0, 0, 0, 0, 0, 0, 24, 0}
+	list := []byte{0, 22, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 1, 0, 0, 0, 0}
+	for i := range 2 {
+		c, s := r.dialSilent(dialing{recvs: 300, ird: 128})
+		c.isid[5] = byte(0x20 + i)
+		c.login()
+		c.run(make([]byte, 6), 0, nil)
+		s.stop(true)
+		for range 128 {
+			c.command(unmap, 0, list, 0)
+		}
+		await(t, "the commands have begun", func() bool {
+			for _, info := range r.srv.Sessions() {
+				if info.ISID == c.isid {
+					return info.Running == 128
+				}
+			}
+			return false
+		})
+	}
+	for range 10 {
+		if r := other.finish(other.command(unmap, 0, list, 0)); r.status != scsi.Good {
+			t.Fatalf("%v", r.status)
+		}
+	}
+}
+
 // An initiator that does not take what it is sent: its backlog is bounded, the others go on.
 func TestPeerThatDoesNotRead(t *testing.T) {
 	r := newRig(t)

@@ -40,11 +40,12 @@ const (
 	immediates = 16
 	reserve    = 16 + repostAt
 
-	// bounceSize and bounceCount are of the buffers for data outside of registered memory, of all connections.
+	// bounceSize and bounceCount are of the buffers for data outside of registered memory, of one connection: an initiator that does not
+	// answer, or not read, uses up its own.
 	bounceSize  = 16 << 10
-	bounceCount = 128
+	bounceCount = 8
 
-	minMemory = bounceSize*bounceCount + 1<<20
+	minMemory = 3 << 20
 )
 
 // Defaults of Options.
@@ -129,8 +130,6 @@ type Target struct {
 	pd      rdma.PD
 	arena   *rdma.Arena
 	regions []region
-	bounce  *rdma.Slab
-	free    chan int  // bounce buffers
 	smalls  sync.Pool // of *small
 
 	mu sync.Mutex
@@ -183,25 +182,12 @@ func (t *Target) register() (err error) {
 		}
 		t.regions = append(t.regions, region{base: addrOf(r), size: uintptr(len(r)), lkey: mr.LKey(), mr: mr})
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), memoryWait)
-	defer cancel()
-	if t.bounce, err = rdma.NewSlab(ctx, t.arena, bounceCount, bounceSize); err != nil {
-		return fmt.Errorf("iser: bounce buffers: %w", err)
-	}
-	t.used = slabBytes(bounceCount, bounceSize)
-	t.free = make(chan int, bounceCount)
-	for i := range bounceCount {
-		t.free <- i
-	}
 	return nil
 }
 
 // deregister gives everything back.
 func (t *Target) deregister() error {
 	var errs []error
-	if t.bounce != nil {
-		t.bounce.Close()
-	}
 	for _, r := range t.regions {
 		errs = append(errs, r.mr.Deregister())
 	}
@@ -334,15 +320,49 @@ func (t *Target) leave(bytes int64) {
 	t.cond.Broadcast()
 }
 
-// slab takes buffers for receives or responses, whose memory was promised.
-func (t *Target) slab(ctx context.Context, count int) (*rdma.Slab, error) {
+// slab takes buffers whose memory was promised.
+func (t *Target) slab(ctx context.Context, count, size int) (*rdma.Slab, error) {
 	ctx, cancel := context.WithTimeout(ctx, memoryWait)
 	defer cancel()
-	s, err := rdma.NewSlab(ctx, t.arena, count, recvSize)
+	s, err := rdma.NewSlab(ctx, t.arena, count, size)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", iscsi.ErrResources, err)
 	}
 	return s, nil
+}
+
+// phaseMemory is what full feature phase of a connection needs.
+type phaseMemory struct {
+	recvs  *rdma.Slab
+	bounce *rdma.Slab // nil in a discovery session
+}
+
+// phaseBytes is what phase takes for n receives.
+func phaseBytes(p *iscsi.Parameters, n int) int64 {
+	bytes := slabBytes(n, recvSize)
+	if p.RDMAExtensions {
+		bytes += slabBytes(bounceCount, bounceSize)
+	}
+	return bytes
+}
+
+// phase takes the memory for full feature phase, which was promised.
+func (t *Target) phase(ctx context.Context, p *iscsi.Parameters, n int) (m phaseMemory, err error) {
+	if m.recvs, err = t.slab(ctx, n, recvSize); err != nil || !p.RDMAExtensions {
+		return m, err
+	}
+	if m.bounce, err = t.slab(ctx, bounceCount, bounceSize); err != nil {
+		m.recvs.Close()
+	}
+	return m, err
+}
+
+func (m *phaseMemory) close() {
+	for _, s := range []*rdma.Slab{m.recvs, m.bounce} {
+		if s != nil {
+			s.Close()
+		}
+	}
 }
 
 // key returns the key of the region that b lies in.

@@ -263,14 +263,14 @@ func (c *Conn) fetchOutside(ctx context.Context, tr *transfer, b []byte, remote 
 	if err != nil {
 		return 0, err
 	}
-	defer func() { c.t.free <- i }()
+	defer func() { c.free <- i }()
 	b = b[:min(len(b), bounceSize)]
 	if err := c.takeRead(ctx, tr); err != nil {
 		return 0, err
 	}
 	c.mu.Lock()
 	first := len(tr.sges)
-	tr.sges = append(tr.sges, c.t.bounce.SGE(i, len(b)))
+	tr.sges = append(tr.sges, c.memory.bounce.SGE(i, len(b)))
 	c.q.addLocked(item{wr: rdma.SendWR{Op: rdma.OpRead, RKey: tr.wire.writeTag, RemoteAddr: remote, SGE: tr.sges[first:]}, owner: &tr.op})
 	c.r.watchLocked(c)
 	c.mu.Unlock()
@@ -278,18 +278,18 @@ func (c *Conn) fetchOutside(ctx context.Context, tr *transfer, b []byte, remote 
 	if err := c.fetched(ctx, tr); err != nil {
 		return 0, err
 	}
-	return copy(b, c.t.bounce.Buf(i)), nil
+	return copy(b, c.memory.bounce.Buf(i)), nil
 }
 
 // takeBounce waits for a bounce buffer. Whoever has one gives it back without waiting for another.
 func (c *Conn) takeBounce(ctx context.Context) (int, error) {
 	select {
-	case i := <-c.t.free:
+	case i := <-c.free:
 		return i, nil
 	default:
 	}
 	select {
-	case i := <-c.t.free:
+	case i := <-c.free:
 		return i, nil
 	case <-ctx.Done():
 		return 0, iscsi.ErrAborted
@@ -435,17 +435,17 @@ func (c *Conn) writeOutside(ctx context.Context, tr *transfer, in *cursor, n int
 	for {
 		held[count] = i
 		count++
-		b := c.t.bounce.Buf(i)
+		b := c.memory.bounce.Buf(i)
 		b = b[:min(int64(len(b)), n-total)]
 		in.copyOut(b)
-		tr.sges = append(tr.sges, c.t.bounce.SGE(i, len(b)))
+		tr.sges = append(tr.sges, c.memory.bounce.SGE(i, len(b)))
 		total += int64(len(b))
 		if total == n || count == maxSGE {
 			break
 		}
 		more := false
 		select {
-		case i = <-c.t.free: // if there is one: nobody waits for a second
+		case i = <-c.free: // if there is one: nobody waits for a second
 			more = true
 		default:
 		}
@@ -460,7 +460,7 @@ func (c *Conn) writeOutside(ctx context.Context, tr *transfer, in *cursor, n int
 	c.await(&tr.op)
 	tr.sges = tr.sges[:tr.kept]
 	for _, i := range held[:count] {
-		c.t.free <- i
+		c.free <- i
 	}
 	return total, nil
 }
