@@ -89,7 +89,7 @@ func (r *Report) aboutTransports() []string {
 		fmt.Sprintf("Medians of %d round(s), %v for each load. iSER, iSCSI/TCP and the bare stream are measured one after the other, in another order in each round; a ratio is iSER's figure divided by "+
 			"the other's, the median of the ratios in each round.", o.Rounds, o.Time),
 		"isergate's initiator on both, one session with one connection, over loopback. CPU is that of initiator and target together; allocations are those of initiator + target for each command.",
-		"Null: a logical unit of isergate's that keeps nothing. Memory: a volume of 64 MiB with ack=memory in a gateway with its default configuration, which destages while it is measured. "+
+		"Null: a logical unit of isergate's that keeps nothing. Memory: a volume of 64 MiB with ack=memory in a gateway with its default configuration but for iser.no_crc, which destages while it is measured. "+
 			"CRC on: header and data digests over TCP, the CRC of MPA frames over iSER.",
 		"Bare stream: a TCP connection between two processes that carries a header of 48 bytes for each command and answer, and the data, with as many in flight; both ends move bytes and look at nothing.",
 	)

@@ -70,6 +70,7 @@ type transportUnit struct {
 	pid         int
 	portal, iqn string
 	lun         uint16
+	warm        func(ctx context.Context) error // before reads: what was written meanwhile is not in the read cache
 	settle      func(ctx context.Context) error
 	allocations func(ctx context.Context) (uint64, error)
 	profile     func(ctx context.Context, name string, d time.Duration) error
@@ -136,6 +137,7 @@ func (h *harness) newTransports(ctx context.Context) (_ *transports, err error) 
 	}
 	t.units = append(t.units, &transportUnit{
 		class: "null", pid: t.null.process.cmd.Process.Pid, portal: null.Portal, iqn: nulltarget.Target,
+		warm:   func(context.Context) error { return nil },
 		settle: func(context.Context) error { return nil },
 		allocations: func(ctx context.Context) (uint64, error) {
 			text, err := get(ctx, http.DefaultClient, "http://"+null.Debug+"/allocations")
@@ -165,14 +167,11 @@ func (h *harness) newTransports(ctx context.Context) (_ *transports, err error) 
 	if err := h.fill(ctx, v, memoryBytes); err != nil {
 		return nil, err
 	}
-	if err := h.pass(ctx, v, bench.Read, memoryBytes); err != nil { // into the read cache
-		return nil, err
-	}
 	if err := g.prepared(ctx); err != nil {
 		return nil, err
 	}
 	t.units = append(t.units, &transportUnit{
-		class: volume, pid: g.process.cmd.Process.Pid, portal: g.portal, iqn: targetName, settle: v.settle, profile: g.profile,
+		class: volume, warm: func(ctx context.Context) error { return h.pass(ctx, v, bench.Read, memoryBytes) }, pid: g.process.cmd.Process.Pid, portal: g.portal, iqn: targetName, settle: v.settle, profile: g.profile,
 		allocations: func(ctx context.Context) (uint64, error) { return g.metric(ctx, "go_memstats_mallocs_total") },
 	})
 	return t, syncFS(h.dir)
@@ -254,6 +253,11 @@ func (t *transports) measure(ctx context.Context, u *transportUnit, id ID, l loa
 	}
 	b := bench.Options{Pattern: l.pattern, BlockSize: l.block, Depth: l.depth, Size: memoryBytes, Seed: uint64(round + 1), Duration: t.h.o.Time / 4}
 	unit := &target{name: id.String(), open: bench.OpenLUN(o, u.lun)}
+	if !l.writes() {
+		if err := u.warm(ctx); err != nil {
+			return Sample{}, err
+		}
+	}
 	if _, err := t.h.bench(ctx, unit, b); err != nil { // to warm up
 		return Sample{}, err
 	}
