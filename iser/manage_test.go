@@ -230,6 +230,43 @@ func TestPeerThatDoesNotRead(t *testing.T) {
 	await(t, "the session ends", func() bool { return len(r.srv.Sessions()) == 1 })
 }
 
+// An initiator that does not read holds up a stop for a while only: its commands end.
+func TestShutdownWithPeerThatDoesNotRead(t *testing.T) {
+	r := newRig(t)
+	c, s := r.dialSilent(dialing{})
+	s.Conn.(*net.TCPConn).SetReadBuffer(64 << 10)
+	c.login()
+	c.run(make([]byte, 6), 0, nil)
+	s.stop(true)
+	const size, commands = 1 << 20, 12 // more than TCP keeps
+	in := c.expose(size, nil, rdma.RemoteWrite)
+	for range commands {
+		c.command(read16(0, size/512), 0, nil, 0, func(p *pdu.SCSICommand, w *head) {
+			p.Read, p.EDTL = true, size
+			w.first, w.readTag, w.readBase = 0x14, in.w.RKey(), in.w.Addr()
+		})
+	}
+	still := 0 // polls since the last change
+	running := 0
+	await(t, "the connection is full", func() bool {
+		all := r.srv.Sessions()
+		if len(all) != 1 || all[0].Commands != commands+1 || all[0].Running != running || r.lent.Usage().UsedBytes < int64(running*size) {
+			still, running = 0, all[0].Running
+		}
+		still++
+		return still > 200 && running > 0
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := r.srv.Shutdown(ctx); !errors.Is(err, context.Canceled) || errors.Is(err, iscsi.ErrStuck) {
+		t.Errorf("Shutdown: %v", err)
+	}
+	await(t, "what the unit lent is given back", func() bool { return r.lent.Usage().UsedBytes == 0 })
+	s.stop(false)
+	in.w.Close()
+	c.mem.Free(in.pieces)
+}
+
 // ISER-54: a connection that breaks gives everything back, whatever was in progress.
 func TestConnectionBreaks(t *testing.T) {
 	var g *gate

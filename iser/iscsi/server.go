@@ -538,8 +538,9 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	}
 }
 
-// stuckWait is how long Shutdown waits for aborted commands to end after its context has.
-const stuckWait = 5 * time.Second
+// stuckWait is how long Shutdown waits for aborted commands to end after its context has: longer than a Datamover waits for a peer
+// that does not read.
+const stuckWait = 10 * time.Second
 
 // ErrStuck means that an aborted command has not ended: its logical unit may still be in use.
 var ErrStuck = errors.New("iscsi: an aborted command does not end")

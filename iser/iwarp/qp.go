@@ -13,6 +13,7 @@ import (
 // Times and sizes of a queue pair's end.
 const (
 	finishTimeout = 5 * time.Second // for what is being written when the connection ends
+	leaveTimeout  = time.Second     // the same, if it ends because we want it: memory is waited for, and nothing is owed to the peer
 	lingerTimeout = 2 * time.Second // for the peer to close, so that no reset destroys what it has not read
 	lingerBytes   = 1 << 20
 
@@ -303,8 +304,8 @@ func (q *queuePair) first(form RTR) {
 func (q *queuePair) run(quit chan struct{}) {
 	err := q.attend()
 	q.fail(err, noFault, nil)
-	q.sock.nc.SetWriteDeadline(time.Now().Add(finishTimeout))
 	q.mu.Lock()
+	q.sock.nc.SetWriteDeadline(time.Now().Add(q.graceLocked()))
 	for q.writing {
 		q.idle.Wait()
 	}
@@ -318,6 +319,14 @@ func (q *queuePair) run(quit chan struct{}) {
 		q.sock.linger()
 	}
 	q.sock.nc.Close()
+}
+
+// graceLocked is how long what is being written may take when the connection has ended.
+func (q *queuePair) graceLocked() time.Duration {
+	if q.err == rdma.ErrDisconnected {
+		return leaveTimeout
+	}
+	return finishTimeout
 }
 
 // errBroken is part of the reason when the TCP connection itself is gone.

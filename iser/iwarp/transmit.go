@@ -195,7 +195,7 @@ func (q *queuePair) patience(inline bool) time.Duration {
 	if q.state == stateConnected {
 		return q.opt.StallTimeout
 	}
-	return finishTimeout
+	return q.graceLocked()
 }
 
 // errRevoked ends a connection in the middle of a frame.
