@@ -252,6 +252,9 @@ func TestOutOfMemory(t *testing.T) {
 		}
 	}
 	c.ping()
+	if refused == 0 {
+		t.Error("400 connections that only begin were all taken")
+	}
 }
 
 // A window larger than what may be posted is refused, not cut (ISER-R8).

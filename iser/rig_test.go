@@ -229,13 +229,12 @@ func (h head) bytes() []byte {
 
 // options of a client's connection.
 type dialing struct {
-	private    []byte
-	noPrivate  bool
-	ird        int
-	iwarp      iwarp.Options
-	recvs      int
-	recvSize   int
-	serverless bool
+	private   []byte
+	noPrivate bool
+	ird       int
+	iwarp     iwarp.Options
+	recvs     int
+	recvSize  int
 }
 
 // client is an initiator of raw iSER messages: it sends what it is told, right or wrong.
@@ -580,7 +579,6 @@ type buffer struct {
 	pieces [][]byte
 	b      []byte
 	w      rdma.Window
-	dead   bool
 }
 
 // expose makes n bytes reachable; content may be nil.

@@ -122,7 +122,6 @@ type iserMover struct {
 	wrs        []rdma.SendWR
 	sges       [sendSlots * sendSGEs]rdma.SGE
 	unsignaled int
-	h          pdu.Header
 }
 
 // message takes one completion of a receive.

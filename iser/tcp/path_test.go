@@ -21,7 +21,6 @@ type load struct {
 	work  chan int
 	wg    sync.WaitGroup
 	done  sync.WaitGroup
-	bufs  [][]byte
 	t     testing.TB
 }
 
