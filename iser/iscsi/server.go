@@ -422,7 +422,7 @@ func (s *Server) Kick(ctx context.Context, tsih uint16) error {
 	if ses == nil {
 		return fmt.Errorf("%w: TSIH %d", ErrNoSession, tsih)
 	}
-	ses.drop()
+	go ses.drop()
 	select {
 	case <-ses.done:
 		return nil
@@ -446,7 +446,7 @@ func (s *Server) dropAll(ctx context.Context, match func(sessionKey) bool) error
 	var dropped []*session
 	for _, ses := range s.all() {
 		if match(ses.key) {
-			ses.drop()
+			go ses.drop() // at once for all: one whose peer does not read takes a while
 			dropped = append(dropped, ses)
 		}
 	}
@@ -464,7 +464,7 @@ func (s *Server) dropAll(ctx context.Context, match func(sessionKey) bool) error
 func (s *Server) resetTarget(target string) {
 	for _, ses := range s.all() {
 		if ses.key.target == target {
-			ses.end(scsi.SessionClosed, true)
+			go ses.end(scsi.SessionClosed, true)
 		}
 	}
 }
@@ -584,7 +584,7 @@ func (s *Server) Close() error {
 	s.mu.Unlock()
 	sessions := s.all()
 	for _, ses := range sessions {
-		go ses.drop() // a peer that does not read holds up its own session only
+		go ses.drop() // at once for all: one whose peer does not read takes a while
 	}
 	for _, ses := range sessions {
 		<-ses.done

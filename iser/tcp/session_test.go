@@ -5,6 +5,7 @@ import (
 	"crypto/md5"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"github.com/isergate/isergate/iser/iscsi/pdu"
 	"github.com/isergate/isergate/iser/scsi"
 	"github.com/isergate/isergate/iser/scsi/scsitest"
+	"github.com/isergate/isergate/iser/tcp"
 )
 
 // ISCSI-2, ISCSI-1 and the table of RFC 7143, 6.3.1.
@@ -699,6 +701,77 @@ func TestKick(t *testing.T) {
 	}
 	c.read()
 	c.closed()
+}
+
+// lingering are connections whose graceful close takes as long as the test wants, as those of initiators that do not read.
+type lingering struct {
+	iscsi.Listener
+	closing chan struct{} // one close has begun
+	open    chan struct{} // closed: they end
+}
+
+type lingeringConn struct {
+	iscsi.Datamover
+	l *lingering
+}
+
+func (l *lingering) Accept() (iscsi.Datamover, error) {
+	dm, err := l.Listener.Accept()
+	return &lingeringConn{dm, l}, err
+}
+
+func (c *lingeringConn) Close(graceful bool) error {
+	if graceful {
+		c.l.closing <- struct{}{}
+		<-c.l.open
+	}
+	return c.Datamover.Close(graceful)
+}
+
+// Sessions that are to end do not wait for each other, and who ends them waits no longer than he wants.
+func TestDropDoesNotWait(t *testing.T) {
+	const sessions = 3
+	for _, how := range []func(r *rig, ctx context.Context, tsih []uint16) error{
+		func(r *rig, ctx context.Context, _ []uint16) error { return r.srv.DropTarget(ctx, targetName) },
+		func(r *rig, ctx context.Context, _ []uint16) error {
+			return r.srv.DropInitiator(ctx, initiatorName, targetName)
+		},
+		func(r *rig, ctx context.Context, tsih []uint16) (err error) {
+			for _, n := range tsih {
+				err = r.srv.Kick(ctx, n)
+			}
+			return err
+		},
+	} {
+		r := newRig(t)
+		nl, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := &lingering{Listener: tcp.NewListener(nl), closing: make(chan struct{}, sessions), open: make(chan struct{})}
+		served := make(chan error, 1)
+		go func() { served <- r.srv.Serve(l, iscsi.Portal{}) }()
+		r.addr = nl.Addr().String()
+		var tsih []uint16
+		for i := range sessions {
+			c := r.dial()
+			c.isid[5] = byte(i)
+			c.login()
+			tsih = append(tsih, c.tsih)
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		if err := how(r, ctx, tsih); !errors.Is(err, context.Canceled) {
+			t.Errorf("%v", err)
+		}
+		for range sessions {
+			<-l.closing
+		}
+		close(l.open)
+		await(t, "the sessions end", func() bool { return len(r.srv.Sessions()) == 0 })
+		l.Listener.Close()
+		<-served
+	}
 }
 
 func TestSessions(t *testing.T) {
