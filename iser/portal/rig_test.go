@@ -40,6 +40,7 @@ type rig struct {
 type settings struct {
 	portal portal.Options
 	server iscsi.Options
+	noCRC  bool
 	memory int64 // bytes; default 64 MiB
 	chap   *iscsi.CHAP
 }
@@ -94,7 +95,7 @@ func newRig(t testing.TB, s settings) *rig {
 		t.Fatal(err)
 	}
 	r.memory.SetMangle(true)
-	shared, err := portal.NewISER(portal.ISEROptions{Memory: r.memory, Logger: logger})
+	shared, err := portal.NewISER(portal.ISEROptions{Memory: r.memory, Logger: logger, NoCRC: s.noCRC})
 	if err != nil {
 		t.Fatal(err)
 	}
