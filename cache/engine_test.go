@@ -382,7 +382,7 @@ func TestFencedByRestoreElsewhere(t *testing.T) {
 	e2 := there.open(t)
 	defer closeEngine(t, e2)
 	v2, report, err := e2.Restore(t.Context(), VolumeConfig{ID: v.ID(), Policy: DefaultPolicy, Bucket: w.bucket})
-	if err != nil || report.Generation != 2 || report.LSN != 1 {
+	if err != nil || report.Generation != volumelog.LineageStride || report.LSN != 1 {
 		t.Fatalf("%+v, %v", report, err)
 	}
 	put(t, v, 4096, 4096, 2) // the old owner acknowledges at local, which is true

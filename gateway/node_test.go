@@ -26,6 +26,7 @@ import (
 	"github.com/isergate/isergate/gateway/units"
 	"github.com/isergate/isergate/iser/iscsi"
 	"github.com/isergate/isergate/objectstore"
+	"github.com/isergate/isergate/objectstore/volumelog"
 )
 
 const (
@@ -203,7 +204,7 @@ func TestDeleteRestorePurge(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if restored.LSN != 1 || restored.Generation != 2 || restored.Epoch <= 1 || restored.Volume.Name != "w" || restored.Volume.UUID != v.id.String() || restored.Volume.BlockSize != 4096 {
+	if restored.LSN != 1 || restored.Generation != volumelog.LineageStride || restored.Epoch <= 1 || restored.Volume.Name != "w" || restored.Volume.UUID != v.id.String() || restored.Volume.BlockSize != 4096 {
 		t.Fatalf("%+v", restored)
 	}
 	_, err = n.RestoreVolume(ctx, api.RestoreVolume{From: cfg.Bucket.URL, Volume: v.id.String()})

@@ -142,7 +142,7 @@ func TestCommands(t *testing.T) {
 	}
 	var restored api.Restored
 	g.json(&restored, "volume", "restore", "--from", g.bucket(), "--volume", "db01", "--as", "again")
-	if restored.Volume.Name != "again" || restored.Generation != 2 || restored.Volume.SizeBytes != 20<<30 {
+	if restored.Volume.Name != "again" || restored.Generation != 1<<16 || restored.Volume.SizeBytes != 20<<30 {
 		t.Errorf("%+v", restored)
 	}
 	g.run("drain")

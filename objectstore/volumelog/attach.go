@@ -86,7 +86,7 @@ func Attach(ctx context.Context, b objectstore.Bucket, id uuid.UUID, want Want, 
 }
 
 // Restore takes the volume over from its bucket alone: it reads all that the
-// bucket holds into replay, chooses an epoch above all that are there and a new generation, and opens it.
+// bucket holds into replay, chooses an epoch above all that are there and the next multiple of LineageStride as generation, and opens it.
 // ErrNoVolume: the bucket holds nothing of it. ErrFenced: another owner checkpoints
 // meanwhile; a new call takes it over again. Other errors are those of Attach.
 func Restore(ctx context.Context, b objectstore.Bucket, id uuid.UUID, writer Identity, replay Replay) (*Writer, State, error) {
@@ -116,7 +116,11 @@ func Restore(ctx context.Context, b objectstore.Bucket, id uuid.UUID, writer Ide
 		if w.attributes == (Attributes{}) {
 			return nil, State{}, fmt.Errorf("%w: %v has fences only", ErrNoVolume, id)
 		}
-		wr, state, err := w.open(ctx, w.maxEpoch, w.generation+1, writer, w.attributes)
+		generation, err := nextLineage(w.generation)
+		if err != nil {
+			return nil, State{}, err
+		}
+		wr, state, err := w.open(ctx, w.maxEpoch, generation, writer, w.attributes)
 		if !errors.Is(err, ErrEpochTaken) && !errors.Is(err, ErrFenced) && !errors.Is(err, ErrSuperseded) {
 			return wr, state, err
 		}
@@ -126,13 +130,27 @@ func Restore(ctx context.Context, b objectstore.Bucket, id uuid.UUID, writer Ide
 	}
 }
 
-// fencer returns a function that puts a fence at the walker's position. Generation 0 means
-// one more than what was read.
+// LineageStride is the distance of the generations that Restore takes. An owner that cannot reach the bucket may have raised its generation
+// by one at each loss, unseen; it meets a higher one all the same when it comes back.
+const LineageStride = 1 << 16
+
+// nextLineage returns the generation of a restore from what is of an older one.
+func nextLineage(generation uint64) (uint64, error) {
+	if generation >= math.MaxUint64-2*LineageStride {
+		return 0, corruptf("generation %d in the bucket", generation)
+	}
+	return (generation/LineageStride + 1) * LineageStride, nil
+}
+
+// fencer returns a function that puts a fence at the walker's position. Generation 0 means that of a restore.
 func (w *walker) fencer(by Identity, generation uint64, attributes Attributes) func(context.Context) (*Header, error) {
 	return func(ctx context.Context) (*Header, error) {
 		generation := generation
 		if generation == 0 {
-			generation = w.generation + 1
+			var err error
+			if generation, err = nextLineage(w.generation); err != nil {
+				return nil, err
+			}
 		}
 		if w.attributes != (Attributes{}) {
 			attributes = w.attributes

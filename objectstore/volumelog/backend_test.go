@@ -44,7 +44,7 @@ func TestLifeOnBackends(t *testing.T) {
 			}
 			wantErr(t, a.put(11, 11, 11), ErrFenced)
 			d, state := restore(t, b, id, "d")
-			if state.LSN != 13 || state.Generation != 2 || state.Epoch != 4 || state.Objects != 3 {
+			if state.LSN != 13 || state.Generation != LineageStride || state.Epoch != 4 || state.Objects != 3 {
 				t.Fatalf("%+v", state)
 			}
 			wantTags(t, d, "aaaaaaaaaaccc")

@@ -245,7 +245,7 @@ func TestRestoreInterruptedAnywhere(t *testing.T) {
 			return
 		}
 		d, state := restore(t, b, id, "d")
-		if state.LSN != 5 || state.Generation < 2 {
+		if state.LSN != 5 || state.Generation < LineageStride {
 			t.Fatalf("%+v", state)
 		}
 		d.puts(1)

@@ -265,7 +265,7 @@ func TestNewOwnerContinues(t *testing.T) {
 	}
 	c.puts(2)
 	d, state := restore(t, b, id, "d")
-	if state.LSN != 5 || state.Epoch != 3 || state.Generation != 2 || state.Attributes != testAttributes {
+	if state.LSN != 5 || state.Epoch != 3 || state.Generation != LineageStride || state.Attributes != testAttributes {
 		t.Fatalf("%+v", state)
 	}
 	wantTags(t, d, "aaacc")
@@ -482,7 +482,7 @@ func TestEpochIsOpenedOnce(t *testing.T) {
 		})
 		b.hook = hook
 		d, state := restore(t, b, id, "d")
-		if state.Epoch != 3 || state.Generation != 2 || state.LSN != 3 {
+		if state.Epoch != 3 || state.Generation != LineageStride || state.LSN != 3 {
 			t.Fatalf("%+v", state)
 		}
 		wantTags(t, d, "aac")
@@ -508,12 +508,12 @@ func TestEpochIsOpenedOnce(t *testing.T) {
 		})
 		b.hook = hook
 		d, state := restore(t, b, id, "d")
-		if state.Epoch != 3 || state.Generation != 3 || state.LSN != 3 || c.Generation() != 2 {
+		if state.Epoch != 3 || state.Generation != 2*LineageStride || state.LSN != 3 || c.Generation() != LineageStride {
 			t.Fatalf("%+v", state)
 		}
 		wantTags(t, d, "aac")
 		wantErr(t, c.put(2, 4, 4), ErrFenced)
-		_, _, err := Attach(ctx, b, id, want(4, 2, 9), Replay{})
+		_, _, err := Attach(ctx, b, id, want(4, LineageStride+7, 9), Replay{})
 		wantErr(t, err, ErrSuperseded)
 	})
 	t.Run("restore from an open object alone", func(t *testing.T) {
@@ -535,7 +535,7 @@ func TestOldGenerationStops(t *testing.T) {
 			a, _ := attach(t, b, id, want(1, 1, 0), "a")
 			a.puts(2)
 			r, _ := restore(t, b, id, "r")
-			w := want(5, 1, 100)
+			w := want(5, 4, 100) // three losses that the bucket does not know of
 			switch with {
 			case "data":
 				r.puts(2)

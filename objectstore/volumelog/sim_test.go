@@ -291,10 +291,14 @@ func (s *sim) arrive(o *simOwner, key string, body []byte, how string) error {
 
 // takeover makes a new owner in the cluster of l: the journal of its node holds all that was committed.
 func (s *sim) takeover(l *simLineage) {
-	if l.generation > 1 && l.newest != nil && l.newest.writer == nil && l.newest.restore {
+	if l.newest != nil && l.newest.writer == nil && l.newest.restore {
 		return // the restore is still under way: its cluster serves nothing yet
 	}
 	l.epoch++
+	if s.r.IntN(3) == 0 {
+		l.generation++ // it lost something; the bucket learns of it if the owner gets there
+		s.goal("a loss")
+	}
 	o := s.newOwner(l)
 	o.want = Want{
 		Epoch: l.epoch, Generation: l.generation, Writer: o.identity(), Holds: uint64(len(l.committed)),
@@ -498,7 +502,7 @@ func (o *simOwner) run() {
 		if lsn != o.lsn {
 			o.lsn = lsn
 			o.claim("stored")
-			o.s.goal(fmt.Sprintf("stored by owner in generation %d", min(o.writer.Generation(), 3)))
+			o.s.goal(fmt.Sprintf("stored by owner of lineage %d", min(o.writer.Generation()/LineageStride, 2)))
 			if o.lineage.newest != o {
 				o.s.goal("stored by a deposed owner")
 			}
@@ -713,7 +717,7 @@ func TestSimulation(t *testing.T) {
 	for _, g := range []string{
 		"fenced", "superseded", "came too late", "restored", "checkpoint", "built from a checkpoint", "restarted from its own position",
 		"stored by a deposed owner", "put of a dead owner arrives", "old checkpoints collected",
-		"stored by owner in generation 1", "stored by owner in generation 2", "stored by owner in generation 3",
+		"a loss", "stored by owner of lineage 0", "stored by owner of lineage 1", "stored by owner of lineage 2",
 	} {
 		if t.Logf("%-40s in %d seeds", g, goals[g]); goals[g] == 0 && !t.Failed() {
 			t.Errorf("never happened: %s", g)
