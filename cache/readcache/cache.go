@@ -172,10 +172,12 @@ type Cache struct {
 	flights map[ckey]*flight
 	volumes map[uuid.UUID]uint32
 	homes   map[uint32]chan struct{} // one element per fetch from that store that is under way or due
-	freed   chan struct{}            // closed when a frame may have become available
-	waiting int                      // for freed
-	pinned  int                      // frames with references
-	closed  bool
+	// prefetches counts the flights that Prefetch began: those that have no turn yet are not in fetches.
+	prefetches int
+	freed      chan struct{} // closed when a frame may have become available
+	waiting    int           // for freed
+	pinned     int           // frames with references
+	closed     bool
 
 	stats stats
 }
@@ -381,7 +383,7 @@ func (c *Cache) Prefetch(ctx context.Context, key Key, fetch func(ctx context.Co
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	k, home := c.keyLocked(key), c.homeLocked(key.Home)
-	if c.closed || c.indexedLocked(k) || c.flights[k] != nil || len(c.fetches) == cap(c.fetches) || len(home) == cap(home) ||
+	if c.closed || c.indexedLocked(k) || c.flights[k] != nil || len(c.fetches) == cap(c.fetches) || len(home) == cap(home) || c.prefetches == cap(c.fetches) ||
 		(c.media != nil && c.media.hasLocked(k)) {
 		return false
 	}

@@ -140,6 +140,9 @@ func (c *Cache) startLocked(ctx context.Context, k ckey, home chan struct{}, fet
 	fl := &flight{done: make(chan struct{}), background: background}
 	ctx, fl.cancel = context.WithTimeout(context.WithoutCancel(ctx), c.o.FetchTimeout)
 	c.flights[k] = fl
+	if background {
+		c.prefetches++
+	}
 	c.running.Go(func() {
 		unhook := context.AfterFunc(c.ctx, fl.cancel)
 		defer unhook()
@@ -147,6 +150,9 @@ func (c *Cache) startLocked(ctx context.Context, k ckey, home chan struct{}, fet
 		f, fetched, err := c.fill(ctx, k, home, fetch)
 		c.mu.Lock()
 		defer c.mu.Unlock()
+		if background {
+			c.prefetches--
+		}
 		mine := c.flights[k] == fl
 		if mine {
 			delete(c.flights, k)
