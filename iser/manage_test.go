@@ -175,6 +175,29 @@ func TestReadIsNeverAnswered(t *testing.T) {
 	}
 }
 
+// A reset of the unit waits for commands of initiators that answer no Read, but not for long: their connections end, and those of the others go on.
+func TestResetDoesNotWaitForReads(t *testing.T) {
+	r := newRig(t, func(_ *rig, _ *iscsi.Options, o *iser.Options) {
+		o.ReadTimeout, o.AbortTimeout = 10*patience, 50*time.Millisecond
+	})
+	other := r.ready(dialing{})
+	c, s := r.dialSilent(dialing{})
+	c.login()
+	c.run(make([]byte, 6), 0, nil)
+	s.stop(true)
+	c.command(write16(0, 512), 0, pattern(1, 262144), 8192)
+	await(t, "the write has begun", func() bool { return r.lent.Usage().UsedBytes > 0 })
+	if resp := other.managed(other.manage(pdu.LogicalUnitReset, 0)); resp.Response != pdu.FunctionComplete {
+		t.Errorf("%v", resp.Response)
+	}
+	await(t, "the session ends", func() bool { return len(r.srv.Sessions()) == 1 })
+	await(t, "the landing is given back", func() bool { return r.lent.Usage().UsedBytes == 0 })
+	s.stop(false)
+	c.closed()
+	other.run(make([]byte, 6), 0, nil) // unit attention
+	other.good(write16(0, 512), 0, pattern(2, 262144))
+}
+
 // Initiators that answer no Read, of data that goes through bounce buffers, do not use up those of the others.
 func TestBounceBuffersAreOnesOwn(t *testing.T) {
 	r := newRig(t, func(_ *rig, _ *iscsi.Options, o *iser.Options) { o.ReadTimeout = 10 * patience })

@@ -50,9 +50,10 @@ const (
 
 // Defaults of Options.
 const (
-	DefaultReceives    = 192
-	DefaultORD         = 32
-	DefaultReadTimeout = 20 * time.Second
+	DefaultReceives     = 192
+	DefaultORD          = 32
+	DefaultReadTimeout  = 20 * time.Second
+	DefaultAbortTimeout = 5 * time.Second
 )
 
 // unknownORD is the bound for peers that did not say how many RDMA Reads they serve.
@@ -76,6 +77,9 @@ type Options struct {
 	ORD, IRD int
 	// ReadTimeout ends a connection whose RDMA Reads make no progress for so long, at most twice that. Default 20 s.
 	ReadTimeout time.Duration
+	// AbortTimeout is the same if one of the commands that wait for them was aborted: a reset of the unit, or PREEMPT AND ABORT, waits until
+	// the memory of that command is nobody's. Default 5 s.
+	AbortTimeout time.Duration
 	// StrictWriteBase: an initiator that does not send TaggedBufferForSolicitedDataOnly advertises the start of its buffer, as RFC 7145
 	// has it. Those in use advertise the first byte that they do not send (ISER-R1).
 	StrictWriteBase bool
@@ -99,6 +103,9 @@ func (o *Options) EnsureDefaults() {
 	if o.ReadTimeout == 0 {
 		o.ReadTimeout = DefaultReadTimeout
 	}
+	if o.AbortTimeout == 0 {
+		o.AbortTimeout = DefaultAbortTimeout
+	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
@@ -119,7 +126,7 @@ func (o Options) Validate() error {
 	bad(o.Receives < 8 || o.Receives > 1<<15, "Receives is %d, not 8 to 32768", o.Receives)
 	bad(o.ORD < 1 || o.ORD > 1024, "ORD is %d, not 1 to 1024", o.ORD)
 	bad(o.IRD < 1 || o.IRD > 1024, "IRD is %d, not 1 to 1024", o.IRD)
-	bad(o.ReadTimeout < 0, "ReadTimeout is negative")
+	bad(o.ReadTimeout < 0 || o.AbortTimeout < 0, "a timeout is negative")
 	return errors.Join(errs...)
 }
 
