@@ -50,9 +50,15 @@ race:
 # The guest's 10.0.2.2:3260 is this machine's 127.0.0.1:3260, where the gateway listens.
 lab: build
 	@dir=$$(mktemp -d)
-	trap 'kill $$! 2>/dev/null && wait; rm -rf "$$dir"' EXIT
 	bin/isergate serve --demo --data-dir "$$dir/data" --portal 127.0.0.1:3260,advertise=10.0.2.2:3260 >"$$dir/log" 2>&1 &
-	bin/isergate status --wait 60s --api "unix:$$dir/data/api.sock" || { cat "$$dir/log" >&2; exit 1; }
+	serve=$$!
+	trap 'kill $$serve 2>/dev/null && wait; rm -rf "$$dir"' EXIT
+	export ISERGATE_API="unix:$$dir/data/api.sock"
+	until bin/isergate status 2>/dev/null; do
+		kill -0 $$serve 2>/dev/null || { echo "make lab: the gateway has ended; its log:"; cat "$$dir/log"; exit 1; } >&2
+		sleep 0.2
+	done
+	echo "The gateway, from another terminal here: export ISERGATE_API=$$ISERGATE_API; its log: $$dir/log. Both are deleted at the end."
 	go run ./iser/lab/cmd shell
 
 lab-test: install
