@@ -94,7 +94,7 @@ func Find() (string, error) {
 
 // Build makes the guest's files, unless they are there, and returns their directory. It
 // needs Debian's package lists and the programs that .ci/install installs, downloads about
-// 0.3 GB and takes two minutes. Two that build at once make them once.
+// 0.3 GB and takes one to seven minutes. Two that build at once make them once.
 func Build(ctx context.Context, progress io.Writer) (string, error) {
 	dir, err := Dir()
 	if err != nil {
