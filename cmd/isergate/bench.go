@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -46,13 +47,18 @@ CHAP credentials are in the URL, where other users of the machine may see them, 
 libiscsi: LIBISCSI_CHAP_USERNAME, LIBISCSI_CHAP_PASSWORD and, for the target to prove itself, LIBISCSI_CHAP_TARGET_USERNAME,
 LIBISCSI_CHAP_TARGET_PASSWORD.
 
-Exit code 0: no operation failed. 1: one did, a block is lost or wrong, or the run was interrupted. 2: the
-command line is wrong. The result is printed in each case but the last.
+What the target answers with BUSY is repeated. An operation that has not ended 10 s after --time is given up; the
+login and the look at what the unit holds may take 30 s each. What the target refuses 100 times in a row ends the run.
+
+Exit code 0: the run is over, and no operation failed. 1: one did or was given up, none ended, a block is lost or wrong,
+the run was interrupted, or it could not begin (no connection, the login refused, no such LUN, a file system on it).
+2: the command line or the URL is wrong, or asks for what the unit does not have. The result is printed with 0, and with 1
+if the run had begun.
 
 With --output json the result is one object. Times are nanoseconds, sizes bytes, MB 10^6 bytes; fields may be
 added, but none goes or changes:
   url, transport (tcp or iser), crc (true if CRCs were asked for), rw, block_size, depth, sessions, offset, size, seed
-  operations, bytes, flushes, errors, first_error (only if there was one)
+  operations, bytes, flushes, errors, first_error (only if there was one), unfinished (given up), busy (answers BUSY)
   elapsed_ns, iops, mb_per_s, latency {min_ns, mean_ns, p50_ns, p90_ns, p99_ns, p999_ns, max_ns}
   cpu_ns, cpu_ns_per_op: of this process, user and system
   verify (only with verify) {blocks_filled, writes, reads, checks, blocks_checked, complete, violations,
@@ -111,6 +117,12 @@ func (c *cli) bench() *cobra.Command {
 		if f.depth < 1 || f.sessions < 1 {
 			return api.Errorf(api.CodeInvalid, "--depth %d --sessions %d: both are at least 1", f.depth, f.sessions)
 		}
+		if f.block <= 0 {
+			return api.Errorf(api.CodeInvalid, "--bs %v: use a size above 0", f.block)
+		}
+		if f.fua && !bench.Pattern(f.rw).Writes() {
+			return api.Errorf(api.CodeInvalid, "--fua with --rw %s: it is for writes", f.rw)
+		}
 		if f.length <= 0 {
 			return api.Errorf(api.CodeInvalid, "--time %v: use a time above 0", f.length)
 		}
@@ -136,6 +148,9 @@ func (c *cli) runBench(ctx context.Context, address string, f benchFlags) error 
 	if o.ISER != nil {
 		result.URL, result.Transport = fmt.Sprintf("iser://%s/%s/%d", o.Portal, o.TargetName, lun), string(bench.ISER)
 	}
+	if _, query, ok := strings.Cut(address, "?"); ok && query != "" {
+		result.URL += "?" + query // options, of which none is secret
+	}
 	line := progressLine(c.stderr)
 	result.Result, err = bench.Run(ctx, bench.Options{
 		Pattern: bench.Pattern(f.rw), BlockSize: int(f.block), Depth: f.depth, Sessions: f.sessions, Duration: f.length,
@@ -144,12 +159,15 @@ func (c *cli) runBench(ctx context.Context, address string, f benchFlags) error 
 	})
 	line.clear()
 	if err != nil {
+		if ctx.Err() != nil && isBusy(err) {
+			return fmt.Errorf("%s: interrupted while the target answered BUSY", result.URL)
+		}
 		return benchError(result.URL, lun, f, err)
 	}
 	if err := c.print(result, func(w io.Writer) { printBench(w, result) }); err != nil {
 		return err
 	}
-	return verdict(ctx, result.Result)
+	return verdict(ctx, result.Result, lun)
 }
 
 // benchTarget returns what to log in to, its unit, and whether CRCs are asked for.
@@ -162,6 +180,10 @@ func benchTarget(address string, f benchFlags) (o initiator.Options, lun uint16,
 		if !isISER {
 			option = map[string]string{"on": "digests=required", "off": "digests=none"}[f.crc]
 		}
+		name, _, _ := strings.Cut(option, "=")
+		if u, err := url.Parse(address); err == nil && u.Query().Has(name) {
+			return o, 0, false, fmt.Errorf("--crc %s and %s=%s in the URL: use one of them", f.crc, name, u.Query().Get(name))
+		}
 		separator := "?"
 		if strings.Contains(address, "?") {
 			separator = "&"
@@ -171,21 +193,25 @@ func benchTarget(address string, f benchFlags) (o initiator.Options, lun uint16,
 		return o, 0, false, fmt.Errorf("--crc %s: use on or off", f.crc)
 	}
 	if o, lun, err = initiator.ParseURL(address); err != nil {
-		return o, 0, false, fmt.Errorf("%w: use iscsi://HOST:PORT/TARGET/LUN or iser://HOST:PORT/TARGET/LUN", err)
+		return o, 0, false, err
 	}
 	crc = o.DataDigest != initiator.DigestNone
 	if isISER {
 		u, err := url.Parse(address)
 		crc = err == nil && u.Query().Get("crc") != "off"
 	}
-	o.InitiatorName, o.QueueDepth, o.CHAP = f.initiator, f.depth, benchCHAP(o.CHAP)
+	chap, err := benchCHAP(o.CHAP)
+	if err != nil {
+		return o, 0, false, err
+	}
+	o.InitiatorName, o.QueueDepth, o.CHAP = f.initiator, f.depth, chap
 	checked := o // not with the defaults of one session: each has an ISID of its own
 	checked.EnsureDefaults()
 	return o, lun, crc, checked.Validate()
 }
 
 // benchCHAP returns the credentials of the URL and the environment, nil if there are none.
-func benchCHAP(given *initiator.CHAP) *initiator.CHAP {
+func benchCHAP(given *initiator.CHAP) (*initiator.CHAP, error) {
 	chap := &initiator.CHAP{
 		User: os.Getenv("LIBISCSI_CHAP_USERNAME"), Secret: os.Getenv("LIBISCSI_CHAP_PASSWORD"),
 		TargetUser: os.Getenv("LIBISCSI_CHAP_TARGET_USERNAME"), TargetSecret: os.Getenv("LIBISCSI_CHAP_TARGET_PASSWORD"),
@@ -193,17 +219,25 @@ func benchCHAP(given *initiator.CHAP) *initiator.CHAP {
 	if given != nil {
 		chap.User, chap.Secret = given.User, given.Secret
 	}
-	if chap.User == "" && chap.Secret == "" {
-		return nil
+	if (chap.User == "") != (chap.Secret == "") {
+		return nil, errors.New("set both LIBISCSI_CHAP_USERNAME and LIBISCSI_CHAP_PASSWORD, or neither")
 	}
-	return chap
+	if (chap.TargetUser == "") != (chap.TargetSecret == "") {
+		return nil, errors.New("set both LIBISCSI_CHAP_TARGET_USERNAME and LIBISCSI_CHAP_TARGET_PASSWORD, or neither")
+	}
+	if chap.User == "" {
+		return nil, nil
+	}
+	return chap, nil
 }
 
 // Login statuses (RFC 7143, 11.13.5) that a person can do something about.
 const (
+	loginInitiatorError   = 0x0200
 	loginNotAuthenticated = 0x0201
 	loginForbidden        = 0x0202
 	loginNotFound         = 0x0203
+	loginOutOfResources   = 0x0302
 )
 
 // noUnit is the additional sense code of LOGICAL UNIT NOT SUPPORTED.
@@ -220,6 +254,10 @@ func benchError(address string, lun uint16, f benchFlags, err error) error {
 	var refused *initiator.LoginError
 	if errors.As(err, &refused) {
 		switch uint16(refused.Status) {
+		case loginInitiatorError:
+			return fmt.Errorf("%s: %w: is the initiator's name right, and does the portal serve more than iSER (else use iser://)? The target's log has the reason", address, err)
+		case loginOutOfResources:
+			return fmt.Errorf("%s: %w: the target has no room for the session: end others, use less --depth or --sessions, or give it more memory (isergate: iser.memory)", address, err)
 		case loginNotAuthenticated:
 			return fmt.Errorf("%s: %w: the target asks for CHAP credentials, or they are not the right ones", address, err)
 		case loginForbidden:
@@ -228,15 +266,28 @@ func benchError(address string, lun uint16, f benchFlags, err error) error {
 			return fmt.Errorf(`%s: %w: see "isergate target list" and "isergate acl list"`, address, err)
 		}
 	}
+	if strings.HasPrefix(address, "iser:") && (errors.Is(err, syscall.ECONNRESET) || errors.Is(err, io.EOF)) && !errors.Is(err, initiator.ErrConnection) {
+		return fmt.Errorf("%s: %w: the portal may serve iSCSI over TCP only: use iscsi://", address, err)
+	}
+	return fmt.Errorf("%s: %w%s", address, err, unitHint(lun, err))
+}
+
+// unitHint says what to do about the sense data of a missing unit.
+func unitHint(lun uint16, err error) string {
 	var status *initiator.StatusError
 	if errors.As(err, &status) && status.Sense.Is(initiator.KeyIllegalRequest, noUnit, 0) {
-		return fmt.Errorf(`%s: %w: the target has no LUN %d: see "isergate target list"`, address, err, lun)
+		return fmt.Sprintf(`: the target has no LUN %d: see "isergate target list"`, lun)
 	}
-	return fmt.Errorf("%s: %w", address, err)
+	return ""
+}
+
+func isBusy(err error) bool {
+	var status *initiator.StatusError
+	return errors.As(err, &status) && (status.Status == initiator.Busy || status.Status == initiator.TaskSetFull)
 }
 
 // verdict is the error of a run whose result was printed.
-func verdict(ctx context.Context, r *bench.Result) error {
+func verdict(ctx context.Context, r *bench.Result, lun uint16) error {
 	if v := r.Verification; v != nil && v.Violations > 0 {
 		errs := []error{fmt.Errorf("%d blocks are lost or wrong", v.Violations)}
 		for _, d := range v.Details {
@@ -244,10 +295,23 @@ func verdict(ctx context.Context, r *bench.Result) error {
 		}
 		return errors.Join(errs...)
 	}
-	if r.Errors > 0 {
-		return fmt.Errorf("%d of %d operations failed, the first with: %s", r.Errors, r.Operations+r.Errors, r.FirstError)
+	busy := ""
+	if r.Busy > 0 {
+		busy = fmt.Sprintf("; the target answered BUSY %d times", r.Busy)
 	}
-	return ctx.Err()
+	switch {
+	case r.Permanent != nil:
+		return fmt.Errorf("the run ended early: %d of %d operations failed, again and again with: %w%s", r.Errors, r.Operations+r.Errors, r.Permanent, unitHint(lun, r.Permanent))
+	case r.Errors > 0:
+		return fmt.Errorf("%d of %d operations failed, the first with: %s%s", r.Errors, r.Operations+r.Errors, r.FirstError, busy)
+	case r.Unfinished > 0:
+		return fmt.Errorf("%d operations did not end within %v after --time%s", r.Unfinished, bench.DefaultGrace, busy)
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case r.Operations == 0:
+		return fmt.Errorf("no operation was done: --time is too short%s", busy)
+	}
+	return nil
 }
 
 func printBench(w io.Writer, r benchResult) {
@@ -268,6 +332,12 @@ func printBench(w io.Writer, r benchResult) {
 	row(w, "LATENCY", fmt.Sprintf("p50 %v  p90 %v  p99 %v  p99.9 %v  max %v", brief(l.P50), brief(l.P90), brief(l.P99), brief(l.P999), brief(l.Max)))
 	row(w, "CPU", fmt.Sprintf("%v per operation, of this process", brief(time.Duration(r.CPUPerOp))))
 	row(w, "ERRORS", r.Errors)
+	if r.Unfinished > 0 {
+		row(w, "UNFINISHED", fmt.Sprintf("%d operations, given up", r.Unfinished))
+	}
+	if r.Busy > 0 {
+		row(w, "BUSY", fmt.Sprintf("the target answered BUSY %d times", r.Busy))
+	}
 	if v := r.Verification; v != nil {
 		row(w, "VERIFIED", fmt.Sprintf("%d blocks filled, %d writes, %d reads judged, whole range judged %d times", v.BlocksFilled, v.Writes, v.Reads, v.Checks))
 		found := fmt.Sprintf("%d blocks lost or wrong", v.Violations)
@@ -313,8 +383,12 @@ func (l *liveLine) show(p bench.Progress) {
 	if seconds <= 0 {
 		return
 	}
-	fmt.Fprintf(l.terminal, "\r\x1b[K%3.0f s  %s  %.0f IOPS  %.1f MB/s  %d errors", p.Elapsed.Seconds(), p.Phase,
-		float64(p.Operations-l.last.Operations)/seconds, float64(p.Bytes-l.last.Bytes)/seconds/1e6, p.Errors)
+	busy := ""
+	if p.Busy > 0 {
+		busy = fmt.Sprintf("  %d times BUSY", p.Busy)
+	}
+	fmt.Fprintf(l.terminal, "\r\x1b[K%3.0f s  %s  %.0f IOPS  %.1f MB/s  %d errors%s", p.Elapsed.Seconds(), p.Phase,
+		float64(p.Operations-l.last.Operations)/seconds, float64(p.Bytes-l.last.Bytes)/seconds/1e6, p.Errors, busy)
 	l.last, l.shown = p, true
 }
 

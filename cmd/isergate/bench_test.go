@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -12,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/isergate/isergate/iser/initiator"
 	"github.com/isergate/isergate/iser/initiator/bench"
 )
 
@@ -27,8 +29,17 @@ func TestBenchUsage(t *testing.T) {
 		{[]string{"http://127.0.0.1/iqn.x/0"}, exitUsage, "use iscsi://HOST:PORT/TARGET/LUN or iser://"},
 		{[]string{"iscsi://127.0.0.1:1"}, exitUsage, "no target name"},
 		{[]string{"iscsi://127.0.0.1:1/iqn.x/y"}, exitUsage, "no logical unit number"},
-		{[]string{lun + "?colour=blue"}, exitUsage, "colour"},
-		{[]string{lun + "?digests=none", "--crc", "on"}, exitUsage, "twice"},
+		{[]string{lun + "?colour=blue"}, exitUsage, "initial-r2t"},
+		{[]string{lun + "?digests=none", "--crc", "on"}, exitUsage, "--crc on and digests=none"},
+		{[]string{"iser://127.0.0.1:1/iqn.x/0?mpa=3"}, exitUsage, "neither 1 nor 2"},
+		{[]string{"iscsi://127.0.0.1:99999/iqn.x/0"}, exitUsage, "between 1 and 65535"},
+		{[]string{"iser://user:untold/" + secret + "@127.0.0.1:1/iqn.x/0"}, exitUsage, "%2F"},
+		{[]string{"iser://user:" + secret + "/more@127.0.0.1:1/iqn.x/0"}, exitUsage, "%2F"},
+		{[]string{"iser://user:1?" + secret + "@127.0.0.1:1/iqn.x/0"}, exitUsage, "%3F"},
+		{[]string{"iser://user:%zz" + secret + "@127.0.0.1:1/iqn.x/0"}, exitUsage, "percent-encoded"},
+		{[]string{"iser://user:" + secret + "/iqn.x/0"}, exitUsage, "the port is not a number"},
+		{[]string{lun, "--bs", "0"}, exitUsage, "above 0"},
+		{[]string{lun, "--fua", "--rw", "read"}, exitUsage, "for writes"},
 		{[]string{lun, "--rw", "backwards"}, exitUsage, "use one of"},
 		{[]string{lun, "--bs", "3"}, exitUsage, "block size"},
 		{[]string{lun, "--bs", "some"}, exitUsage, "no size"},
@@ -152,6 +163,54 @@ func TestBench(t *testing.T) {
 		if r := execute(t, nil, binary, "bench", c.url); r.code != exitFailed || !strings.Contains(r.stderr, c.text) {
 			t.Errorf("%s: %+v", c.url, r)
 		}
+	}
+}
+
+// Messages say what to do.
+func TestBenchHints(t *testing.T) {
+	for tr, other := range map[string]string{"tcp": "iser", "iser": "iscsi"} {
+		g := newGateway(t, "--open")
+		g.args[slices.Index(g.args, "127.0.0.1:0")] += ",transport=" + tr
+		g.start()
+		g.run("volume", "create", "v", "--size", "64MiB", "--target", target)
+		_, rest, _ := strings.Cut(g.url(target, 0), "://")
+		hint := map[string]string{"tcp": "use iscsi://", "iser": "use iser://"}[tr]
+		if r := execute(t, nil, binary, "bench", other+"://"+rest); r.code != exitFailed || !strings.Contains(r.stderr, hint) || r.stdout != "" {
+			t.Errorf("%s to a portal of %s: %+v", other, tr, r)
+		}
+		url := map[string]string{"tcp": "iscsi", "iser": "iser"}[tr] + "://" + rest
+		if r := execute(t, nil, binary, "bench", url, "--bs", "64MiB", "--time", "500ms"); r.code != exitUsage || !strings.Contains(r.stderr, "33554432") || r.stdout != "" {
+			t.Errorf("too large an operation: %+v", r)
+		}
+		if r := execute(t, nil, binary, "bench", url+"?max-burst=65536", "--time", "100ms"); r.code != exitOK || !strings.Contains(r.stdout, url+"?max-burst=65536\n") {
+			t.Errorf("options of the URL: %+v", r)
+		}
+	}
+	for _, env := range []string{"LIBISCSI_CHAP_USERNAME=u", "LIBISCSI_CHAP_PASSWORD=p", "LIBISCSI_CHAP_TARGET_USERNAME=u"} {
+		if r := execute(t, []string{env}, binary, "bench", "iscsi://127.0.0.1:1/iqn.x/0"); r.code != exitUsage || !strings.Contains(r.stderr, "set both LIBISCSI_CHAP_") {
+			t.Errorf("%s: %+v", env, r)
+		}
+	}
+}
+
+// A run that measured nothing, or not all, is no success.
+func TestBenchVerdict(t *testing.T) {
+	gone := &initiator.StatusError{Status: initiator.CheckCondition, Sense: initiator.Sense{Key: initiator.KeyIllegalRequest, ASC: noUnit}}
+	for _, c := range []struct {
+		r    bench.Result
+		text string
+	}{
+		{bench.Result{}, "no operation"},
+		{bench.Result{Busy: 5}, "BUSY 5 times"},
+		{bench.Result{Operations: 9, Unfinished: 4, Busy: 5}, "4 operations did not end within 10s after --time; the target answered BUSY 5 times"},
+		{bench.Result{Operations: 9, Errors: 100, FirstError: gone.Error(), Permanent: gone}, "the target has no LUN 3"},
+	} {
+		if err := verdict(t.Context(), &c.r, 3); err == nil || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("%+v: %v", c.r, err)
+		}
+	}
+	if err := verdict(t.Context(), &bench.Result{Operations: 1}, 3); err != nil {
+		t.Error(err)
 	}
 }
 

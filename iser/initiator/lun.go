@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 )
 
@@ -26,7 +27,12 @@ type LUN struct {
 	Blocks    uint64
 	// Capacity is all that READ CAPACITY (16) said.
 	Capacity Capacity
+
+	busy atomic.Uint64
 }
+
+// BusyAnswers returns how many commands were answered with BUSY or TASK SET FULL so far, repetitions included.
+func (l *LUN) BusyAnswers() uint64 { return l.busy.Load() }
 
 // Capacity is the parameter data of READ CAPACITY (16).
 type Capacity struct {
@@ -105,8 +111,9 @@ func (l *LUN) Do(ctx context.Context, cdb, out, in []byte) (Response, error) {
 		case status.Status == CheckCondition && status.Sense.Key == KeyUnitAttention && !status.Sense.Deferred && attentions < maxUnitAttentions:
 			attentions++
 		case status.Status == Busy || status.Status == TaskSetFull:
+			l.busy.Add(1)
 			if e := sleep(ctx, pause); e != nil {
-				return rsp, errors.Join(err, e)
+				return rsp, fmt.Errorf("%w: %w", err, e)
 			}
 			pause = min(2*pause, maxBackoff)
 		default:
@@ -280,6 +287,21 @@ func (l *LUN) Inquiry(ctx context.Context) ([]byte, error) {
 // InquiryPage returns a vital product data page, its header included.
 func (l *LUN) InquiryPage(ctx context.Context, page uint8) ([]byte, error) {
 	return l.fetch(ctx, []byte{0x12, 1, page, 0x10, 0, 0}, 4096)
+}
+
+// MaxTransfer returns the most blocks that one command may move, from the block limits page (SBC-4, 6.6.4), or 0 if the unit names no limit.
+func (l *LUN) MaxTransfer(ctx context.Context) (uint32, error) {
+	page, err := l.InquiryPage(ctx, 0xb0)
+	var status *StatusError
+	switch {
+	case errors.As(err, &status) && status.Sense.Key == KeyIllegalRequest && ctx.Err() == nil: // it has no such page
+		return 0, nil
+	case err != nil:
+		return 0, err
+	case len(page) < 12 || page[1] != 0xb0:
+		return 0, nil
+	}
+	return binary.BigEndian.Uint32(page[8:]), nil
 }
 
 // LogSense returns the current cumulative values of a log page, its header included.

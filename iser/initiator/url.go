@@ -21,43 +21,45 @@ import (
 // Both know initial-r2t, immediate-data (yes or no), first-burst and max-burst (bytes); iscsi knows digests (none, prefer or required); iser knows
 // crc (on or off), mpa (revision 1 or 2), peer-to-peer, hello, lax-statsn (yes or no), login (message or stream) and delay (a duration, before the first message).
 func ParseURL(s string) (o Options, lun uint16, err error) {
-	u, err := url.Parse(s)
+	u, err := parseURL(s)
 	if err != nil {
-		var reason *url.Error // whose text has the whole URL, with the secret
-		if errors.As(err, &reason) {
-			err = reason.Err
-		}
 		return Options{}, 0, fmt.Errorf("initiator: URL: %w", err)
 	}
 	bad := func(format string, args ...any) (Options, uint16, error) {
 		return Options{}, 0, fmt.Errorf("initiator: URL %q: %s", u.Redacted(), fmt.Sprintf(format, args...))
 	}
+	form := func(format string, args ...any) (Options, uint16, error) {
+		return Options{}, 0, fmt.Errorf("initiator: URL %q: %s: %w", u.Redacted(), fmt.Sprintf(format, args...), ErrURLForm)
+	}
 	if u.Scheme != "iscsi" && u.Scheme != "iser" {
-		return bad("the scheme is neither iscsi nor iser")
+		return form("the scheme is neither iscsi nor iser")
 	}
 	if u.Hostname() == "" || u.Opaque != "" || u.Fragment != "" {
-		return bad("it is not scheme://host/target/lun")
+		return form("it is not scheme://host/target/lun")
 	}
 	o.Portal = net.JoinHostPort(u.Hostname(), DefaultPort)
 	if u.Port() != "" {
+		if n, err := strconv.ParseUint(u.Port(), 10, 16); err != nil || n == 0 {
+			return bad("port %s is not between 1 and 65535", u.Port())
+		}
 		o.Portal = u.Host
 	}
 	target, number, numbered := strings.Cut(strings.TrimPrefix(u.Path, "/"), "/")
 	if target == "" {
-		return bad("no target name")
+		return form("no target name")
 	}
 	o.TargetName = target
 	if numbered {
 		n, err := strconv.ParseUint(number, 10, 14)
 		if err != nil {
-			return bad("%q is no logical unit number", number)
+			return form("%q is no logical unit number", number)
 		}
 		lun = uint16(n)
 	}
 	if u.User != nil {
 		secret, ok := u.User.Password()
 		if !ok || u.User.Username() == "" {
-			return bad("a user without a secret")
+			return bad("a user without a secret: write USER:SECRET@ before the host, or neither")
 		}
 		o.CHAP = &CHAP{User: u.User.Username(), Secret: secret}
 	}
@@ -70,6 +72,65 @@ func ParseURL(s string) (o Options, lun uint16, err error) {
 		return bad("%v", err)
 	}
 	return o, lun, nil
+}
+
+// ErrURLForm is in the error of ParseURL if the URL as a whole has not the form, rather than one of its parts a wrong value.
+var ErrURLForm = errors.New("use iscsi://HOST:PORT/TARGET/LUN or iser://HOST:PORT/TARGET/LUN")
+
+var (
+	errPort    = errors.New("the port is not a number from 1 to 65535; in USER and SECRET write %3A for a colon, %2F for a slash, %40 for an @")
+	errEncoded = errors.New("an @ after the host: in USER and SECRET write %2F for a slash, %3F for a question mark, %23 for a #, %3A for a colon, %40 for an @")
+	errUser    = errors.New("USER or SECRET holds a character that must be percent-encoded: write %2F for a slash, %25 for a percent sign, %40 for an @")
+)
+
+// parseURL parses a URL. Its errors quote nothing that may be part of a secret.
+func parseURL(s string) (*url.URL, error) {
+	scheme, rest, _ := strings.Cut(s, "://")
+	authority := rest
+	if end := strings.IndexAny(rest, "/?#"); end >= 0 {
+		authority = rest[:end]
+	}
+	if strings.Contains(rest[len(authority):], "@") {
+		return nil, errEncoded // perhaps the end of a secret that began before
+	}
+	u, err := url.Parse(s)
+	if err == nil {
+		return u, nil
+	}
+	if at := strings.LastIndexByte(authority, '@'); at >= 0 {
+		if _, err = url.Parse(scheme + "://" + rest[at+1:]); err == nil {
+			return nil, errUser
+		}
+	}
+	if strings.Contains(err.Error(), "invalid port") {
+		return nil, errPort
+	}
+	var reason *url.Error // its text has the whole URL
+	if errors.As(err, &reason) {
+		err = reason.Err
+	}
+	return nil, fmt.Errorf("%w: %w", err, ErrURLForm)
+}
+
+// Options of the query.
+const (
+	urlOptions      = "initial-r2t, immediate-data, first-burst, max-burst"
+	urlOptionsISCSI = urlOptions + ", digests"
+	urlOptionsISER  = urlOptions + ", crc, mpa, peer-to-peer, hello, lax-statsn, login, delay"
+)
+
+func (q *urlQuery) scheme() string {
+	if q.iser {
+		return "iser"
+	}
+	return "iscsi"
+}
+
+func (q *urlQuery) options() string {
+	if q.iser {
+		return urlOptionsISER
+	}
+	return urlOptionsISCSI
 }
 
 // urlQuery applies the query of a URL to options.
@@ -91,7 +152,7 @@ func (q *urlQuery) apply() error {
 		if known, err := q.set(name, values[0]); err != nil {
 			return fmt.Errorf("%s=%q: %w", name, values[0], err)
 		} else if !known {
-			return fmt.Errorf("%s is not known for this scheme", name)
+			return fmt.Errorf("%s is not an option of %s: those are %s", name, q.scheme(), q.options())
 		}
 	}
 	if !q.iser {

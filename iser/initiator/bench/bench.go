@@ -51,7 +51,11 @@ type Opened struct {
 	Blocks    uint64
 	// Buffer returns memory for operations of the unit, which is valid until Close. Nil: any memory does.
 	Buffer func(bytes int) ([]byte, error)
-	Close  func()
+	// MaxTransfer is the most bytes of one operation, 0 if no limit is known.
+	MaxTransfer uint64
+	// Busy returns how often the target said BUSY or TASK SET FULL so far. Nil: nobody counts.
+	Busy  func() uint64
+	Close func()
 }
 
 func (u *Opened) buffer(n int) ([]byte, error) {
@@ -78,6 +82,12 @@ type Options struct {
 	// Force allows to write to a unit that has a partition table, a file system or something of that kind.
 	Force bool
 
+	// Grace is how much longer than Duration operations may take to end; what did not is given up, and counted as Unfinished. With
+	// Verify, which may take longer than Duration, that holds for each operation begun later. Default DefaultGrace.
+	Grace time.Duration
+	// Prepare is how long Open may take, and the look at what the unit holds. Default DefaultPrepare.
+	Prepare time.Duration
+
 	// Open opens one session.
 	Open func(ctx context.Context) (*Opened, error)
 	// Progress, if set, is called about once a second.
@@ -91,7 +101,14 @@ type Progress struct {
 	Operations uint64
 	Bytes      uint64
 	Errors     uint64
+	Busy       uint64 // answers BUSY and TASK SET FULL
 }
+
+// Defaults of Options.
+const (
+	DefaultGrace   = 10 * time.Second
+	DefaultPrepare = 30 * time.Second
+)
 
 // Latency summarizes a histogram. A quantile is at most 1.6 % above the truth.
 type Latency struct {
@@ -118,6 +135,8 @@ type Result struct {
 	Flushes    uint64        `json:"flushes"`
 	Errors     uint64        `json:"errors"`
 	FirstError string        `json:"first_error,omitempty"`
+	Unfinished uint64        `json:"unfinished"` // operations given up because they did not end in time
+	Busy       uint64        `json:"busy"`       // answers BUSY and TASK SET FULL, after which a command was repeated
 	Elapsed    time.Duration `json:"elapsed_ns"`
 	IOPS       float64       `json:"iops"`
 	MBps       float64       `json:"mb_per_s"` // 10^6 bytes
@@ -128,6 +147,8 @@ type Result struct {
 	// Verification is what Verify found, nil with other patterns.
 	Verification *Verification `json:"verify,omitempty"`
 
+	// Permanent is the error that ended the run early because it comes again and again, nil if there was none.
+	Permanent error `json:"-"`
 	// Allocations counts the objects that this process put on the heap.
 	Allocations uint64     `json:"-"`
 	Histogram   *Histogram `json:"-"`
@@ -139,6 +160,9 @@ func (r *Result) String() string {
 		r.Pattern, r.BlockSize, r.Depth, r.Sessions, r.IOPS, r.MBps, r.Latency.P50, r.Latency.P99, r.Latency.P999, r.Latency.Max,
 		r.Errors, r.CPU.Round(time.Millisecond))
 }
+
+// ErrOverdue means that something did not end in time.
+var ErrOverdue = errors.New("bench: the target did not answer in time")
 
 // ErrOptions means that options are wrong by themselves, or do not fit the unit.
 var ErrOptions = errors.New("bench")
@@ -160,6 +184,12 @@ func (o *Options) ensureDefaults() error {
 	if o.Duration == 0 && o.Count == 0 {
 		o.Duration = 10 * time.Second
 	}
+	if o.Grace == 0 {
+		o.Grace = DefaultGrace
+	}
+	if o.Prepare == 0 {
+		o.Prepare = DefaultPrepare
+	}
 	var errs []error
 	if !slices.Contains(Patterns, o.Pattern) {
 		errs = append(errs, badOption("pattern %q is not one of %v", o.Pattern, Patterns))
@@ -170,7 +200,7 @@ func (o *Options) ensureDefaults() error {
 	if o.Depth < 1 || o.Depth > 4096 || o.Sessions < 1 || o.Sessions > 256 {
 		errs = append(errs, badOption("%d sessions of depth %d: at most 256 of depth 4096", o.Sessions, o.Depth))
 	}
-	if o.Duration < 0 || o.FlushEvery < 0 {
+	if o.Duration < 0 || o.FlushEvery < 0 || o.Grace < 0 || o.Prepare < 0 {
 		errs = append(errs, badOption("negative duration or flush interval"))
 	}
 	if o.Pattern == Verify && (o.BlockSize%oracle.BlockSize != 0 || o.BlockSize > maxVerifyBytes) {
@@ -197,10 +227,15 @@ func OpenLUN(o initiator.Options, lun uint16) func(ctx context.Context) (*Opened
 			s.Close()
 			return nil, err
 		}
+		most, err := l.MaxTransfer(ctx)
+		if err != nil {
+			s.Close()
+			return nil, err
+		}
 		var mu sync.Mutex
 		var buffers [][]byte // guarded by mu
 		return &Opened{
-			Unit: l, BlockSize: l.BlockSize, Blocks: l.Blocks,
+			Unit: l, BlockSize: l.BlockSize, Blocks: l.Blocks, MaxTransfer: uint64(most) * uint64(l.BlockSize), Busy: l.BusyAnswers,
 			Buffer: func(n int) ([]byte, error) {
 				b, err := s.Alloc(n)
 				if err == nil {

@@ -4,9 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -186,5 +189,101 @@ func TestOwnTarget(t *testing.T) {
 			t.Fatalf("%+v, %v", res, err)
 		}
 		t.Log(res)
+	}
+}
+
+// stuck is a unit whose operations end only with their context, after so many that succeed.
+type stuck struct {
+	memory
+	left atomic.Int64
+}
+
+func (s *stuck) wait(ctx context.Context) error {
+	if s.left.Add(-1) >= 0 {
+		return nil
+	}
+	<-ctx.Done()
+	return fmt.Errorf("given up: %w", ctx.Err())
+}
+
+func (s *stuck) Read(ctx context.Context, lba uint64, p []byte) error {
+	if err := s.wait(ctx); err != nil {
+		return err
+	}
+	return s.memory.Read(ctx, lba, p)
+}
+
+func (s *stuck) Write(ctx context.Context, lba uint64, p []byte, fua bool) error {
+	if err := s.wait(ctx); err != nil {
+		return err
+	}
+	return s.memory.Write(ctx, lba, p, fua)
+}
+
+func newStuck(left int64) *stuck {
+	s := &stuck{memory: memory{block: 512, data: make([]byte, 1<<20)}}
+	s.left.Store(left)
+	return s
+}
+
+func (s *stuck) open(context.Context) (*Opened, error) {
+	return &Opened{Unit: s, BlockSize: 512, Blocks: 2048, Busy: func() uint64 { return 7 }, Close: func() {}}, nil
+}
+
+// A run ends although the target does not answer.
+func TestEndsWithoutAnAnswer(t *testing.T) {
+	for _, p := range Patterns {
+		for _, left := range []int64{0, 5, 100} {
+			res, err := Run(t.Context(), Options{Pattern: p, Depth: 3, Duration: time.Millisecond, Grace: time.Millisecond, Force: true, Open: newStuck(left).open})
+			if err != nil {
+				t.Fatal(err)
+			}
+
+			if left == 0 && res.Unfinished == 0 && !(p != Verify && res.Operations == 0) || res.Busy != 7 || res.Errors != 0 {
+				t.Errorf("%s after %d: %+v", p, left, res)
+			}
+		}
+	}
+	o := Options{Pattern: Write, Duration: time.Hour, Prepare: time.Millisecond, Open: newStuck(2).open}
+	if _, err := Run(t.Context(), o); !errors.Is(err, ErrOverdue) || !strings.Contains(err.Error(), "BUSY 7 times") {
+		t.Errorf("what the unit holds cannot be read: %v", err)
+	}
+	o.Open = func(ctx context.Context) (*Opened, error) {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	if _, err := Run(t.Context(), o); !errors.Is(err, ErrOverdue) {
+		t.Errorf("the unit cannot be opened: %v", err)
+	}
+}
+
+// What is refused again and again ends the run.
+func TestPermanentErrorEndsTheRun(t *testing.T) {
+	gone := &initiator.StatusError{Status: initiator.CheckCondition, Sense: initiator.Sense{Key: initiator.KeyIllegalRequest, ASC: 0x25}}
+	res, err := Run(t.Context(), Options{Pattern: RandRead, Depth: 2, Duration: time.Hour, Open: opened(&fake{err: gone})})
+	if err != nil || !errors.Is(res.Permanent, gone) || res.Errors < permanentErrors || res.Errors > 2*permanentErrors {
+		t.Errorf("%+v, %v", res, err)
+	}
+}
+
+// An operation is not larger than the unit takes.
+func TestMaxTransfer(t *testing.T) {
+	open := func(context.Context) (*Opened, error) {
+		return &Opened{Unit: newMemory(2048, 512), BlockSize: 512, Blocks: 2048, MaxTransfer: 8192, Close: func() {}}, nil
+	}
+	for bytes, good := range map[int]bool{8192: true, 12288: false} {
+		_, err := Run(t.Context(), Options{Pattern: Read, BlockSize: bytes, Count: 1, Open: open})
+		if good != (err == nil) || !good && (!errors.Is(err, ErrOptions) || !strings.Contains(err.Error(), "8192")) {
+			t.Errorf("%d bytes: %v", bytes, err)
+		}
+	}
+	srv := target.Start(t, iscsi.Options{}, nil, 64<<20/4096, 4096)
+	u, err := OpenLUN(initiator.Options{Portal: srv.Portal, InitiatorName: "iqn.2026-01.com.example:bench", TargetName: target.Name}, target.LUN)(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer u.Close()
+	if u.MaxTransfer != 65536*4096 || u.Busy() != 0 {
+		t.Errorf("most %d bytes, %d times busy", u.MaxTransfer, u.Busy())
 	}
 }

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -26,11 +27,40 @@ type run struct {
 
 	phase                       atomic.Pointer[string]
 	ops, bytes, flushes, failed atomic.Uint64
-	firstError                  atomic.Pointer[error]
+	unfinished                  atomic.Uint64
+	firstError, permanent       atomic.Pointer[error]
+
+	units []*Opened
+	until time.Time // end of the duration, of Verify
 }
 
-// Run puts load on the unit until the duration or count is reached, ctx ends, or every stream has lost its
-// connection. Operations in flight at the end of the duration are finished and counted. An error means that nothing was
+// permanentErrors is how many refused operations in a row end a stream, and the run with it.
+const permanentErrors = 100
+
+// busy returns how often the target said so.
+func (r *run) busy() (n uint64) {
+	for _, u := range r.units {
+		if u.Busy != nil {
+			n += u.Busy()
+		}
+	}
+	return n
+}
+
+// prepare bounds a step before the load by Options.Prepare.
+func (r *run) prepare(ctx context.Context, step func(context.Context) error) error {
+	bounded, cancel := context.WithTimeout(ctx, r.o.Prepare)
+	defer cancel()
+	err := step(bounded)
+	if err != nil && ctx.Err() == nil && bounded.Err() != nil {
+		err = fmt.Errorf("%w: %w", ErrOverdue, err)
+	}
+	return err
+}
+
+// Run puts load on the unit until the duration or count is reached, ctx ends, every stream has lost its
+// connection, or the target refuses what a stream asks for again and again. Operations in flight at the end of the duration are
+// finished and counted if they end within Options.Grace. An error means that nothing was
 // measured; failed operations, and blocks that Verify found lost or wrong, are in the result.
 func Run(ctx context.Context, o Options) (*Result, error) {
 	if err := o.ensureDefaults(); err != nil {
@@ -39,19 +69,27 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 	r := &run{o: &o}
 	units := make([]*Opened, o.Sessions)
 	for i := range units {
-		u, err := o.Open(ctx)
-		if err != nil {
+		if err := r.prepare(ctx, func(ctx context.Context) (err error) {
+			units[i], err = o.Open(ctx)
+			return err
+		}); err != nil {
 			return nil, err
 		}
-		defer u.Close()
-		units[i] = u
+		defer units[i].Close()
 	}
+	r.units = units
 	if err := r.layout(units[0]); err != nil {
 		return nil, err
 	}
 	if o.Pattern.Writes() && !o.Force {
-		what, err := content(ctx, units[0])
-		if err != nil {
+		var what string
+		if err := r.prepare(ctx, func(ctx context.Context) (err error) {
+			what, err = content(ctx, units[0])
+			return err
+		}); err != nil {
+			if n := r.busy(); n > 0 {
+				err = fmt.Errorf("the target answered BUSY %d times: %w", n, err)
+			}
 			return nil, err
 		}
 		if what != "" {
@@ -71,8 +109,12 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 		return nil, err
 	}
 	res.Operations, res.Bytes, res.Flushes, res.Errors = r.ops.Load(), r.bytes.Load(), r.flushes.Load(), r.failed.Load()
+	res.Unfinished, res.Busy = r.unfinished.Load(), r.busy()
 	if err := r.firstError.Load(); err != nil {
 		res.FirstError = (*err).Error()
+	}
+	if err := r.permanent.Load(); err != nil {
+		res.Permanent = *err
 	}
 	h := res.Histogram
 	res.Latency = Latency{Min: h.Quantile(0), Mean: h.Mean(), P50: h.Quantile(0.5), P90: h.Quantile(0.9),
@@ -98,6 +140,13 @@ func (r *run) load(ctx context.Context, units []*Opened, res *Result) error {
 			return err
 		}
 	}
+	rngs := make([]*rand.Rand, len(hists))
+	var filled sync.WaitGroup
+	for i := range rngs {
+		rngs[i] = rand.New(rand.NewPCG(o.Seed, uint64(i)))
+		filled.Go(func() { fillRandom(rngs[i], buffers[i]) })
+	}
+	filled.Wait()
 	r.left.Store(1 << 62)
 	if o.Count > 0 {
 		r.left.Store(int64(min(o.Count, 1<<62)))
@@ -105,6 +154,9 @@ func (r *run) load(ctx context.Context, units []*Opened, res *Result) error {
 	if o.Duration > 0 {
 		timer := time.AfterFunc(o.Duration, func() { r.stop.Store(true) })
 		defer timer.Stop()
+		bounded, cancel := context.WithTimeoutCause(ctx, o.Duration+o.Grace, ErrOverdue)
+		defer cancel()
+		ctx = bounded
 	}
 	cancelled := context.AfterFunc(ctx, func() { r.stop.Store(true) })
 	defer cancelled()
@@ -113,7 +165,7 @@ func (r *run) load(ctx context.Context, units []*Opened, res *Result) error {
 	var wg sync.WaitGroup
 	for i := range hists {
 		wg.Go(func() {
-			r.stream(ctx, units[i%o.Sessions].Unit, rand.New(rand.NewPCG(o.Seed, uint64(i))), &hists[i], buffers[i])
+			r.stream(ctx, units[i%o.Sessions].Unit, rngs[i], &hists[i], buffers[i])
 		})
 	}
 	wg.Wait()
@@ -132,6 +184,9 @@ func (r *run) layout(u *Opened) error {
 	size := u.Blocks * block
 	if block == 0 || uint64(o.BlockSize)%block != 0 || o.Offset%block != 0 {
 		return badOption("block size %d and offset %d must be multiples of the logical block, %d bytes", o.BlockSize, o.Offset, block)
+	}
+	if u.MaxTransfer > 0 && uint64(o.BlockSize) > u.MaxTransfer {
+		return badOption("a block size of %d bytes is above the most that the unit moves at once, %d bytes", o.BlockSize, u.MaxTransfer)
 	}
 	if o.Offset >= size {
 		return badOption("offset %d is beyond the unit, %d bytes", o.Offset, size)
@@ -155,16 +210,17 @@ func (r *run) layout(u *Opened) error {
 	return nil
 }
 
+// fillRandom fills whole words of b.
+func fillRandom(rng *rand.Rand, b []byte) {
+	for i := 0; i+8 <= len(b); i += 8 {
+		binary.LittleEndian.PutUint64(b[i:], rng.Uint64())
+	}
+}
+
 // stream keeps one operation in flight.
 func (r *run) stream(ctx context.Context, u Unit, rng *rand.Rand, h *Histogram, buf []byte) {
 	o := r.o
-	for i := 0; i+8 <= len(buf); i += 8 {
-		v := rng.Uint64()
-		for j := range 8 {
-			buf[i+j] = byte(v >> (8 * j))
-		}
-	}
-	sinceFlush := 0
+	sinceFlush, refused := 0, 0
 	for !r.stop.Load() && r.left.Add(-1) >= 0 {
 		var slot uint64
 		write := o.Pattern.Writes()
@@ -204,8 +260,19 @@ func (r *run) stream(ctx context.Context, u Unit, rng *rand.Rand, h *Histogram, 
 				}
 			}
 		}
-		if err != nil && r.fail(ctx, err) {
+		if err == nil {
+			refused = 0
+			continue
+		}
+		if r.fail(ctx, err) {
 			return
+		}
+		var status *initiator.StatusError
+		if !errors.As(err, &status) || status.Status != initiator.CheckCondition || status.Sense.Key != initiator.KeyIllegalRequest {
+			refused = 0
+		} else if refused++; refused == permanentErrors {
+			r.permanent.CompareAndSwap(nil, &err)
+			r.stop.Store(true)
 		}
 	}
 }
@@ -213,6 +280,9 @@ func (r *run) stream(ctx context.Context, u Unit, rng *rand.Rand, h *Histogram, 
 // fail counts an error and reports whether the stream must end.
 func (r *run) fail(ctx context.Context, err error) bool {
 	if ctx.Err() != nil {
+		if errors.Is(context.Cause(ctx), ErrOverdue) {
+			r.unfinished.Add(1)
+		}
 		return true
 	}
 	r.failed.Add(1)
@@ -235,7 +305,7 @@ func (r *run) reports(start time.Time) (stop func()) {
 			case <-done:
 				return
 			case <-tick.C:
-				p := Progress{Elapsed: time.Since(start), Operations: r.ops.Load(), Bytes: r.bytes.Load(), Errors: r.failed.Load(), Phase: string(r.o.Pattern)}
+				p := Progress{Elapsed: time.Since(start), Operations: r.ops.Load(), Bytes: r.bytes.Load(), Errors: r.failed.Load(), Busy: r.busy(), Phase: string(r.o.Pattern)}
 				if phase := r.phase.Load(); phase != nil {
 					p.Phase = *phase
 				}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -129,6 +130,36 @@ func (m *metered) WriteSame(context.Context, uint64, uint32, []byte, bool) error
 	return errors.ErrUnsupported
 }
 
+// patient is a unit that gives an operation up when it takes longer than the rest of the run and Options.Grace.
+type patient struct {
+	u Unit
+	r *run
+}
+
+func (p patient) do(ctx context.Context, f func(context.Context) error) error {
+	bounded, cancel := context.WithTimeout(ctx, max(0, time.Until(p.r.until))+p.r.o.Grace)
+	defer cancel()
+	err := f(bounded)
+	if err != nil && ctx.Err() == nil && bounded.Err() != nil {
+		p.r.unfinished.Add(1)
+		err = fmt.Errorf("%w: %w", ErrOverdue, err)
+	}
+	return err
+}
+
+// Read implements Unit.
+func (p patient) Read(ctx context.Context, lba uint64, b []byte) error {
+	return p.do(ctx, func(ctx context.Context) error { return p.u.Read(ctx, lba, b) })
+}
+
+// Write implements Unit.
+func (p patient) Write(ctx context.Context, lba uint64, b []byte, fua bool) error {
+	return p.do(ctx, func(ctx context.Context) error { return p.u.Write(ctx, lba, b, fua) })
+}
+
+// Flush implements Unit.
+func (p patient) Flush(ctx context.Context) error { return p.do(ctx, p.u.Flush) }
+
 // verify runs the pattern Verify.
 func (r *run) verify(ctx context.Context, units []*Opened, res *Result) error {
 	o := r.o
@@ -144,12 +175,13 @@ func (r *run) verify(ctx context.Context, units []*Opened, res *Result) error {
 		return badOption("%v", err)
 	}
 	first := o.Offset / oracle.BlockSize
+	r.until = time.Now().Add(o.Duration)
 	v := &Verification{}
 	res.Verification, res.Histogram = v, new(Histogram)
 	m := make([]*metered, len(units))
 	for i, u := range units {
 		n := (o.Depth + 1) / 2
-		m[i] = &metered{Unit: u.Unit, r: r, hist: new(Histogram), buffers: make(chan []byte, n)}
+		m[i] = &metered{Unit: patient{u.Unit, r}, r: r, hist: new(Histogram), buffers: make(chan []byte, n)}
 		for range n {
 			b, err := u.buffer(o.BlockSize)
 			if err != nil {
@@ -169,6 +201,7 @@ func (r *run) verify(ctx context.Context, units []*Opened, res *Result) error {
 		switch {
 		case errors.As(err, &wrong):
 			v.add(1, wrong)
+		case errors.Is(err, ErrOverdue): // counted already
 		case ctx.Err() == nil:
 			r.failed.Add(1)
 			r.firstError.CompareAndSwap(nil, &err)
@@ -257,7 +290,7 @@ func (r *run) fill(ctx context.Context, h *oracle.History, u *Opened, first uint
 					for i := range n {
 						h.Fill(op, i, buf[i*oracle.BlockSize:][:oracle.BlockSize])
 					}
-					err = u.Unit.Write(ctx, (first+at)*per, buf[:n*oracle.BlockSize], false)
+					err = patient{u.Unit, r}.Write(ctx, (first+at)*per, buf[:n*oracle.BlockSize], false)
 				}
 				if err == nil {
 					err = h.Ack(op)
