@@ -304,10 +304,10 @@ func verdict(ctx context.Context, r *bench.Result, lun uint16) error {
 		return fmt.Errorf("the run ended early: %d of %d operations failed, again and again with: %w%s", r.Errors, r.Operations+r.Errors, r.Permanent, unitHint(lun, r.Permanent))
 	case r.Errors > 0:
 		return fmt.Errorf("%d of %d operations failed, the first with: %s%s", r.Errors, r.Operations+r.Errors, r.FirstError, busy)
-	case r.Unfinished > 0:
-		return fmt.Errorf("%d operations did not end within %v after --time%s", r.Unfinished, bench.DefaultGrace, busy)
 	case ctx.Err() != nil:
 		return ctx.Err()
+	case r.Unfinished > 0:
+		return fmt.Errorf("%d operations did not end within %v after --time%s", r.Unfinished, bench.DefaultGrace, busy)
 	case r.Operations == 0:
 		return fmt.Errorf("no operation was done: --time is too short%s", busy)
 	}

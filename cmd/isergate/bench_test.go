@@ -15,6 +15,7 @@ import (
 
 	"github.com/isergate/isergate/iser/initiator"
 	"github.com/isergate/isergate/iser/initiator/bench"
+	"github.com/isergate/isergate/iser/iscsi/pdu"
 )
 
 func TestBenchUsage(t *testing.T) {
@@ -211,6 +212,12 @@ func TestBenchVerdict(t *testing.T) {
 	}
 	if err := verdict(t.Context(), &bench.Result{Operations: 1}, 3); err != nil {
 		t.Error(err)
+	}
+	for status, text := range map[uint16]string{loginInitiatorError: "use iser://", loginOutOfResources: "iser.memory", loginForbidden: "acl add"} {
+		err := benchError("iscsi://h/t/0", 0, benchFlags{}, &initiator.LoginError{Status: pdu.LoginStatus(status)})
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("login status %04x: %v", status, err)
+		}
 	}
 }
 

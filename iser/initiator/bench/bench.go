@@ -135,7 +135,7 @@ type Result struct {
 	Flushes    uint64        `json:"flushes"`
 	Errors     uint64        `json:"errors"`
 	FirstError string        `json:"first_error,omitempty"`
-	Unfinished uint64        `json:"unfinished"` // operations given up because they did not end in time
+	Unfinished uint64        `json:"unfinished"` // operations given up because they did not end in time, or had waited for a second at an interrupt
 	Busy       uint64        `json:"busy"`       // answers BUSY and TASK SET FULL, after which a command was repeated
 	Elapsed    time.Duration `json:"elapsed_ns"`
 	IOPS       float64       `json:"iops"`

@@ -245,7 +245,7 @@ func TestEndsWithoutAnAnswer(t *testing.T) {
 		}
 	}
 	o := Options{Pattern: Write, Duration: time.Hour, Prepare: time.Millisecond, Open: newStuck(2).open}
-	if _, err := Run(t.Context(), o); !errors.Is(err, ErrOverdue) || !strings.Contains(err.Error(), "BUSY 7 times") {
+	if _, err := Run(t.Context(), o); !errors.Is(err, ErrOverdue) || !strings.Contains(err.Error(), "answers BUSY: 7") {
 		t.Errorf("what the unit holds cannot be read: %v", err)
 	}
 	o.Open = func(ctx context.Context) (*Opened, error) {

@@ -88,7 +88,7 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 			return err
 		}); err != nil {
 			if n := r.busy(); n > 0 {
-				err = fmt.Errorf("the target answered BUSY %d times: %w", n, err)
+				err = fmt.Errorf("answers BUSY: %d: %w", n, err)
 			}
 			return nil, err
 		}
@@ -264,7 +264,7 @@ func (r *run) stream(ctx context.Context, u Unit, rng *rand.Rand, h *Histogram, 
 			refused = 0
 			continue
 		}
-		if r.fail(ctx, err) {
+		if r.fail(ctx, err, time.Since(begin)) {
 			return
 		}
 		var status *initiator.StatusError
@@ -277,10 +277,13 @@ func (r *run) stream(ctx context.Context, u Unit, rng *rand.Rand, h *Histogram, 
 	}
 }
 
+// longWait is from when on an operation that an interrupt ends counts as unfinished.
+const longWait = time.Second
+
 // fail counts an error and reports whether the stream must end.
-func (r *run) fail(ctx context.Context, err error) bool {
+func (r *run) fail(ctx context.Context, err error, took time.Duration) bool {
 	if ctx.Err() != nil {
-		if errors.Is(context.Cause(ctx), ErrOverdue) {
+		if took >= longWait || errors.Is(context.Cause(ctx), ErrOverdue) {
 			r.unfinished.Add(1)
 		}
 		return true
