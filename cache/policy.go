@@ -127,8 +127,8 @@ func (p Policy) Sentence() string {
 	}
 	unmet := map[OnUnmet]string{
 		Block:   "While a level cannot be reached, the commands that need it wait.",
-		Error:   "While a level cannot be reached, the commands that need it fail.",
-		Degrade: "While a level cannot be reached, the commands that need it are answered at the level that is reached, and the volume says so.",
+		Error:   "While a level cannot be reached, the commands that need it fail, each after it has waited (cache.unmet_after, 10 s by default).",
+		Degrade: "While a level cannot be reached, the commands that need it are answered at the level that is reached, and the volume says so; the first has waited before (cache.unmet_after, 10 s by default).",
 	}
 	s := "A write is acknowledged when it " + where[p.Ack] + "."
 	if p.Flush != p.Ack {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -29,13 +30,15 @@ type buckets struct {
 	attached map[string]*attachment
 }
 
-// attachment is one bucket. Its fields but ready may be read once ready is closed.
+// attachment is one bucket. Its fields but ready, trouble and outage may be read once ready is closed.
 type attachment struct {
 	ready        chan struct{}
 	bucket       objectstore.Bucket
-	conditional  string // what the store does with conditional writes
-	singleWriter bool   // it is used without them
-	trouble      atomic.Pointer[error]
+	seen         objectstore.Bucket // the same without retries and limit
+	conditional  string             // what the store does with conditional writes
+	singleWriter bool               // it is used without them
+	trouble      atomic.Pointer[trouble]
+	outage       outage
 	err          error
 }
 
@@ -114,6 +117,7 @@ func (b *buckets) attach(ctx context.Context, url string, a *attachment) error {
 	}
 	a.conditional = conditional
 	seen := watched{objectstore.WithMetrics(raw, b.metrics), &a.trouble}
+	a.seen = seen
 	a.bucket = objectstore.WithRetry(objectstore.WithLimit(seen, b.config.Requests), objectstore.RetryOptions{Budget: b.config.RetryFor})
 	return nil
 }
@@ -190,22 +194,26 @@ func (b *buckets) describe() (conditional string, singleWriter bool) {
 	}
 }
 
-// trouble says why the bucket of a URL does not answer, or is empty.
-func (b *buckets) trouble(url string) string {
+// trouble says why the bucket of a URL does not answer, and since when; it is nil when it does.
+func (b *buckets) trouble(url string) *trouble {
 	location, err := objectstore.ParseURL(url)
 	if err != nil {
-		return ""
+		return nil
 	}
 	b.mu.Lock()
 	a := b.attached[location.String()]
 	b.mu.Unlock()
 	if a == nil {
-		return ""
+		return nil
 	}
-	if trouble := a.trouble.Load(); trouble != nil {
-		return (*trouble).Error()
-	}
-	return ""
+	return a.trouble.Load()
+}
+
+// all returns what is attached or about to be, by canonical URL.
+func (b *buckets) all() map[string]*attachment {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return maps.Clone(b.attached)
 }
 
 // close closes all of them. No open may be under way.

@@ -21,9 +21,31 @@ type eventLog struct {
 }
 
 func newEventLog() *eventLog {
-	return &eventLog{counter: prometheus.NewCounterVec(prometheus.CounterOpts{
+	l := &eventLog{counter: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "isergate_events_total", Help: "Events, by severity and type.",
 	}, []string{"severity", "type"})}
+	for severity, types := range eventTypes {
+		for _, t := range types {
+			l.counter.WithLabelValues(severity, t)
+		}
+	}
+	return l
+}
+
+// eventTypes are those that are counted from the start, with 0: a rate over the first one is seen.
+var eventTypes = map[string][]string{
+	"error": {
+		"contract_degraded", "contract_unmet", "home_map_rebuilt", "unknown_volume_in_journal", "unreadable",
+		"volume_failed", "volume_fenced", "volume_not_opened", "writes_lost",
+	},
+	"warning": {
+		"bucket_unreachable", "destage_failing", "home_map_old", "home_map_rebuild", "lost_writes_reported",
+		"read_cache_media_failed", "volume_restored",
+	},
+	"info": {
+		"bucket_reachable", "contract_met", "destage_works", "drained", "home_map_rebuilt", "policy_changed",
+		"volume_created", "volume_deleted", "volume_resized",
+	},
 }
 
 // add takes an event in. It does not block.

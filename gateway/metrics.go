@@ -58,7 +58,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 		return
 	}
 	gauge(descUp, boolean(!c.n.stopping.Load()))
-	gauge(descBucketUp, boolean(c.n.buckets.trouble(c.n.buckets.main) == ""))
+	gauge(descBucketUp, boolean(c.n.buckets.trouble(c.n.buckets.main) == nil))
 	state := c.n.catalog.State()
 	for _, v := range c.n.all() {
 		s := c.n.describe(v, &state)

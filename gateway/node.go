@@ -57,7 +57,8 @@ type Node struct {
 
 	served     bool // the start succeeded
 	stopping   atomic.Bool
-	background sync.WaitGroup     // work that ends with ctx
+	background sync.WaitGroup     // work that ends with ctx, or by itself
+	watching   sync.WaitGroup     // of watchBuckets, which ends with ctx
 	ctx        context.Context    // of background work
 	cancel     context.CancelFunc // ends it
 
@@ -66,6 +67,8 @@ type Node struct {
 	// letting go of.
 	reserved map[string]bool
 	deleting map[uuid.UUID]bool
+
+	outages sync.Mutex // guards the outage of every attachment
 
 	mu      sync.RWMutex // guards volumes
 	volumes map[uuid.UUID]*volume
@@ -127,6 +130,7 @@ func Start(ctx context.Context, o Options) (_ *Node, err error) {
 	n.resumeDeletes()
 	n.served = true
 	n.background.Go(func() { n.super.keepAlive(n.ctx, n.alive) })
+	n.watching.Go(func() { n.watchBuckets(n.ctx) })
 	if err := n.super.notify("READY=1"); err != nil {
 		n.log.Warn("service manager was not told", "err", err)
 	}
@@ -248,9 +252,12 @@ func (n *Node) Status(context.Context) (api.Status, error) {
 	conditional, single := n.buckets.describe()
 	out := api.Status{
 		State: api.Serving, Version: n.version, Node: state.Node.String(), Started: n.started.UTC(), DataDir: n.cfg.DataDir,
-		Bucket:  api.Bucket{URL: n.buckets.main, SingleWriter: single, Conditional: conditional, Error: n.buckets.trouble(n.buckets.main)},
-		Portals: n.front.portals.list, Open: n.cfg.Open, VolumeStates: map[string]int{}, ContractUnmet: []string{},
+		Bucket:  api.Bucket{URL: n.buckets.main, SingleWriter: single, Conditional: conditional},
+		Portals: n.front.portals.list, Open: n.cfg.Open, VolumeStates: map[string]int{}, ContractUnmet: []string{}, BucketUnreachable: []string{},
 		Sessions: n.front.sessionsOf(""), Events: []api.Event{},
+	}
+	if t := n.buckets.trouble(n.buckets.main); t != nil {
+		out.Bucket.Error, out.Bucket.Since = t.err.Error(), utc(t.since)
 	}
 	if n.stopping.Load() {
 		out.State = "stopping"
@@ -262,8 +269,12 @@ func (n *Node) Status(context.Context) (api.Status, error) {
 		if !s.ContractMet {
 			out.ContractUnmet = append(out.ContractUnmet, s.Name)
 		}
+		if s.BucketDownSince != nil {
+			out.BucketUnreachable = append(out.BucketUnreachable, s.Name)
+		}
 	}
 	slices.Sort(out.ContractUnmet)
+	slices.Sort(out.BucketUnreachable)
 	for _, e := range n.events.latest(20) {
 		event := api.Event{Time: e.Time.UTC(), Severity: e.Severity, Type: e.Type, Text: e.Text}
 		if entry := state.VolumeByID(e.Volume); entry != nil {
@@ -301,6 +312,7 @@ func (n *Node) Stop(ctx context.Context) error {
 		errs = append(errs, n.servers.close())
 	}
 	n.background.Wait()
+	n.watching.Wait()
 	if n.engine != nil {
 		errs = append(errs, n.engine.Close(ctx))
 	}

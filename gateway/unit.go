@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -153,8 +154,8 @@ func (n *Node) describe(v *volume, state *catalog.State) api.Volume {
 		DirtyBytes: s.DirtyBytes, DirtyBudgetBytes: s.DirtyBudgetBytes, ObjectBytes: s.ObjectBytes, LastObjectError: s.LastObjectError,
 		Bucket: entry.Bucket, Created: entry.Created, Mappings: []api.Mapping{},
 	}
-	if trouble := n.buckets.trouble(entry.Bucket); trouble != "" { // newer than what destage gave up on
-		out.LastObjectError = trouble
+	if t := n.buckets.trouble(entry.Bucket); t != nil { // newer than what destage gave up on
+		out.LastObjectError, out.BucketDownSince = t.err.Error(), utc(t.since)
 	}
 	if !s.OldestDirty.IsZero() {
 		out.OldestDirty = &s.OldestDirty
@@ -174,8 +175,12 @@ const stateDeleting = "deleting"
 func apiWatermark(w cache.Watermark) api.Watermark {
 	out := api.Watermark{LSN: uint64(w.LSN)}
 	if !w.Time.IsZero() {
-		at := w.Time.UTC()
-		out.Time = &at
+		out.Time = utc(w.Time)
 	}
 	return out
+}
+
+func utc(at time.Time) *time.Time {
+	at = at.UTC()
+	return &at
 }

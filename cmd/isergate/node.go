@@ -119,7 +119,11 @@ func printStatus(w io.Writer, s api.Status) {
 	if len(s.ContractUnmet) > 0 {
 		contract = "NOT MET by " + strings.Join(s.ContractUnmet, ", ")
 	}
-	row(w, "State", s.State)
+	state := s.State
+	if s.Bucket.Since != nil {
+		state += "; the bucket does not answer since " + when(s.Bucket.Since)
+	}
+	row(w, "State", state)
 	row(w, "Version", s.Version)
 	row(w, "Node", s.Node)
 	row(w, "Started", when(&s.Started))
@@ -134,7 +138,11 @@ func printStatus(w io.Writer, s api.Status) {
 		access = "open to every initiator"
 	}
 	row(w, "Access", access)
-	row(w, "Volumes", fmt.Sprintf("%d (%s)", total, list(states)))
+	volumes := fmt.Sprintf("%d (%s)", total, list(states))
+	if len(s.BucketUnreachable) > 0 {
+		volumes += fmt.Sprintf("; the bucket does not answer of %s: reads that are not cached wait, the dirty backlog grows", strings.Join(s.BucketUnreachable, ", "))
+	}
+	row(w, "Volumes", volumes)
 	row(w, "Contract", contract)
 	row(w, "Dirty", size(s.DirtyBytes))
 	row(w, "Sessions", s.Sessions)

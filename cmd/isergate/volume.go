@@ -100,7 +100,7 @@ func (c *cli) volumeList() *cobra.Command {
 					if !v.ContractMet {
 						contract = "NOT MET"
 					}
-					row(w, v.Name, size(v.SizeBytes), v.Policy.Ack, v.Policy.Flush, v.Policy.OnUnmet, v.State, contract, size(v.DirtyBytes), mappings(v))
+					row(w, v.Name, size(v.SizeBytes), v.Policy.Ack, v.Policy.Flush, v.Policy.OnUnmet, stateWord(v), contract, size(v.DirtyBytes), mappings(v))
 				}
 			})
 		}),
@@ -128,6 +128,15 @@ func (c *cli) volumeShow() *cobra.Command {
 	}
 }
 
+// stateWord is the state, told apart from the policy of the same name: only with that are writes
+// acknowledged below what was asked for.
+func stateWord(v api.Volume) string {
+	if v.State == "degraded" && v.Policy.OnUnmet != "degrade" {
+		return "unmet"
+	}
+	return v.State
+}
+
 func policyOf(v api.Volume) string {
 	return fmt.Sprintf("ack=%s flush=%s on-unmet=%s", v.Policy.Ack, v.Policy.Flush, v.Policy.OnUnmet)
 }
@@ -136,9 +145,12 @@ func printVolume(w io.Writer, v api.Volume) {
 	row(w, "Name", v.Name)
 	row(w, "UUID", v.UUID)
 	row(w, "Size", fmt.Sprintf("%s, blocks of %d bytes", size(v.SizeBytes), v.BlockSize))
-	state := v.State
+	state := stateWord(v)
 	if v.Reason != "" {
 		state += ": " + v.Reason
+	}
+	if v.BucketDownSince != nil {
+		state += "; its bucket does not answer since " + when(v.BucketDownSince) + ": reads that are not cached wait, the dirty backlog grows"
 	}
 	row(w, "State", state)
 	policy := policyOf(v)
@@ -157,7 +169,7 @@ func printVolume(w io.Writer, v api.Volume) {
 	}
 	row(w, "Dirty", fmt.Sprintf("%s of %s, oldest %s", size(v.DirtyBytes), size(v.DirtyBudgetBytes), when(v.OldestDirty)))
 	row(w, "In the bucket", fmt.Sprintf("%s, %s", size(v.ObjectBytes), v.Bucket))
-	if v.LastObjectError != "" {
+	if v.LastObjectError != "" && !strings.Contains(v.Reason, v.LastObjectError) {
 		row(w, "Last bucket error", v.LastObjectError)
 	}
 	row(w, "Mapped at", mappings(v))

@@ -51,9 +51,11 @@ type Status struct {
 	Open          bool           `json:"open"`
 	VolumeStates  map[string]int `json:"volume_states"` // number of volumes in each state
 	ContractUnmet []string       `json:"contract_unmet"`
-	DirtyBytes    int64          `json:"dirty_bytes"`
-	Sessions      int            `json:"sessions"`
-	Events        []Event        `json:"events"` // the latest, newest last
+	// BucketUnreachable are the volumes whose bucket does not answer now.
+	BucketUnreachable []string `json:"bucket_unreachable"`
+	DirtyBytes        int64    `json:"dirty_bytes"`
+	Sessions          int      `json:"sessions"`
+	Events            []Event  `json:"events"` // the latest, newest last
 }
 
 // Serving is the State of a node that takes commands.
@@ -61,10 +63,11 @@ const Serving = "serving"
 
 // Bucket describes the home of new volumes.
 type Bucket struct {
-	URL          string `json:"url"`
-	SingleWriter bool   `json:"single_writer"`   // the store was accepted without conditional writes
-	Conditional  string `json:"conditional"`     // what the probe found
-	Error        string `json:"error,omitempty"` // why it does not answer now
+	URL          string     `json:"url"`
+	SingleWriter bool       `json:"single_writer"`        // the store was accepted without conditional writes
+	Conditional  string     `json:"conditional"`          // what the probe found
+	Error        string     `json:"error,omitempty"`      // why it does not answer now
+	Since        *time.Time `json:"down_since,omitempty"` // since when it does not; nil: it answers
 }
 
 // Portal is one address at which initiators connect.
@@ -124,6 +127,7 @@ type Volume struct {
 	OldestDirty      *time.Time `json:"oldest_dirty"`
 	ObjectBytes      int64      `json:"object_bytes"`
 	LastObjectError  string     `json:"last_object_error,omitempty"`
+	BucketDownSince  *time.Time `json:"bucket_down_since,omitempty"` // since when its bucket does not answer; nil: it answers
 	Bucket           string     `json:"bucket"`
 	Created          time.Time  `json:"created"`
 	Mappings         []Mapping  `json:"mappings"`

@@ -3,6 +3,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -10,6 +11,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -231,27 +233,28 @@ type Flags struct {
 }
 
 // Load reads the file, if path is not empty, lays the flags over it, fills the defaults in
-// and validates. The error joins all faults, one a line.
+// and validates. The error joins all faults, one a line: first those of flags, then by line of the file.
 func Load(path string, flags Flags) (Config, error) {
 	var (
 		c      Config
 		lines  map[string]int
 		faults []error
+		inFile []Fault
 	)
 	if path != "" {
 		text, err := os.ReadFile(path)
 		if err != nil {
 			return Config{}, fmt.Errorf("configuration file: %w", err)
 		}
-		var bad []Fault
-		c, lines, bad = Parse(text)
-		for _, fault := range bad {
-			faults = append(faults, fault.in(path))
-		}
+		c, lines, inFile = Parse(text)
 	}
 	faults = append(faults, c.apply(flags, lines)...)
 	for _, fault := range c.Complete() {
 		fault.Line = lines[fault.Key]
+		inFile = append(inFile, fault)
+	}
+	slices.SortStableFunc(inFile, func(a, b Fault) int { return cmp.Compare(a.Line, b.Line) })
+	for _, fault := range inFile {
 		faults = append(faults, fault.in(path))
 	}
 	if len(faults) > 0 {

@@ -122,9 +122,10 @@ func (c *conn) login() bool {
 	defer overdue()
 	m := newLogin(ctx, c.srv.loginConfig(c))
 	defer m.close()
+	log := c.log // without the names, which c.log tells once there is a session
 	fail := func(result string, attrs ...any) bool {
 		c.srv.metrics.logins.WithLabelValues(result).Inc()
-		c.srv.logs.failed.log(c.log, slog.LevelInfo, "login failed", append([]any{"result", result, "initiator", m.initiator, "target", m.target}, attrs...)...)
+		c.srv.logs.failed.log(log, slog.LevelInfo, "login failed", append([]any{"result", result, "initiator", m.initiator, "target", m.target}, attrs...)...)
 		c.close(true)
 		return false
 	}

@@ -2,12 +2,15 @@ package iscsi
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/isergate/isergate/iser/internal/loglimit"
+	"github.com/isergate/isergate/iser/iscsi/pdu"
 )
 
 // Of what anybody who reaches a portal can cause, logBurst lines are logged, and then one for each logInterval.
@@ -54,4 +57,12 @@ func (b *boundedLog) log(to *slog.Logger, level slog.Level, msg string, attrs ..
 		attrs = append(attrs, "unlogged", left)
 	}
 	to.Log(context.Background(), level, msg, attrs...)
+}
+
+// lunText is a LUN as administrators know it, or its eight bytes if it is none of ours.
+func lunText(l pdu.LUN) string {
+	if n, ok := l.Number(); ok {
+		return strconv.Itoa(int(n))
+	}
+	return fmt.Sprintf("0x%016x", uint64(l))
 }

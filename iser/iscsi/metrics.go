@@ -1,6 +1,23 @@
 package iscsi
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/isergate/isergate/iser/iscsi/pdu"
+)
+
+// loginResults are the values of the label result that are there from the start, with 0.
+func loginResults() []string {
+	results := []string{"no login", "not a login", "timeout", "connection lost"}
+	for _, s := range []pdu.LoginStatus{
+		pdu.LoginSuccess, pdu.LoginInitiatorError, pdu.LoginAuthFailure, pdu.LoginForbidden, pdu.LoginNotFound, pdu.LoginUnsupportedVersion,
+		pdu.LoginTooManyConnections, pdu.LoginMissingParameter, pdu.LoginUnsupportedType, pdu.LoginNoSession,
+		pdu.LoginInvalidRequest, pdu.LoginTargetError, pdu.LoginServiceUnavailable, pdu.LoginOutOfResources,
+	} {
+		results = append(results, s.String())
+	}
+	return results
+}
 
 // metrics are the counters of one Server.
 type metrics struct {
@@ -29,6 +46,12 @@ func newMetrics(r prometheus.Registerer) *metrics {
 			Name: "isergate_iscsi_dead_peers_total", Help: "Connections closed because the initiator did not answer a ping."}),
 		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "isergate_iscsi_connections_refused_total", Help: "Connections closed on arrival because of a limit."}, []string{"limit"}),
+	}
+	for _, result := range loginResults() {
+		m.logins.WithLabelValues(result)
+	}
+	for _, digest := range []string{"header", "data"} {
+		m.digestErrors.WithLabelValues(digest)
 	}
 	if r != nil {
 		r.MustRegister(m.sessions, m.connections, m.logins, m.rejects, m.digestErrors, m.deadPeers, m.refused)

@@ -38,7 +38,7 @@ func (c *conn) manage(p *PDU) {
 			resp.Encode(&out.Header)
 			c.dm.SendControl(out)
 		}
-		s.srv.logs.manage.log(c.log, slog.LevelInfo, "task management", "function", r.Function.String(), "lun", uint64(r.LUN), "result", result.String())
+		s.srv.logs.manage.log(c.log, slog.LevelInfo, "task management", "function", r.Function.String(), "lun", lunText(r.LUN), "result", result.String())
 		switch {
 		case result != pdu.FunctionComplete:
 		case r.Function == pdu.TargetColdReset:

@@ -51,6 +51,18 @@ func NewMetrics(r prometheus.Registerer) *Metrics {
 		open: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "isergate_iser_connections", Help: "iSER connections, logins in progress included."}),
 	}
+	// Every series is there from the start, with 0: a rate over the first event is seen.
+	for _, first := range []string{firstISCSI, firstMPA, firstNothing, firstRefused} {
+		m.first.WithLabelValues(first)
+	}
+	for _, result := range []string{established, noMemory, noRequest, failed} {
+		m.requests.WithLabelValues(byMessage, result)
+		m.requests.WithLabelValues(byStream, result)
+	}
+	m.requests.WithLabelValues(byMessage, notServed)
+	for _, why := range []string{"closed", "closed by the initiator", "terminated by the initiator", "access violation", "transport error", "other"} {
+		m.ends.WithLabelValues(why)
+	}
 	if r != nil {
 		r.MustRegister(m.first, m.requests, m.ends, m.open)
 	}
