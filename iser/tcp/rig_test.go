@@ -348,6 +348,20 @@ func (r *result) key() [3]byte {
 	return [3]byte{r.sense[2] & 0xf, r.sense[12], r.sense[13]}
 }
 
+// status reads until a command has its status, which comes with the last Data-In or behind it, and returns that header.
+func (c *client) status() pdu.Header {
+	c.t.Helper()
+	for {
+		h, _ := c.read()
+		switch op := h.Opcode(); {
+		case op == pdu.OpSCSIResponse, op == pdu.OpDataIn && h[1]&1 != 0:
+			return h
+		case op != pdu.OpDataIn:
+			c.t.Fatalf("%v, want the status of a command", op)
+		}
+	}
+}
+
 // finish follows a command to its status, and answers its R2Ts with out.
 func (c *client) finish(itt pdu.TaskTag, out []byte) result {
 	c.t.Helper()

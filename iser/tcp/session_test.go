@@ -425,7 +425,7 @@ func TestCommandWindow(t *testing.T) {
 		}
 		close(g.open)
 		for range 2 {
-			h, _ := c.read()
+			h := c.status()
 			if h.ITT() != a && h.ITT() != b {
 				t.Error(h.String())
 			}
@@ -468,7 +468,7 @@ func TestCommandWindow(t *testing.T) {
 		c.reject(pdu.RejectTooManyImmediate)
 		close(g.open)
 		for range 16 {
-			if h, _ := c.read(); h.ExpCmdSN() != c.cmdSN {
+			if h := c.status(); h.ExpCmdSN() != c.cmdSN {
 				t.Error("an immediate command advanced CmdSN")
 			}
 		}
