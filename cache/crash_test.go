@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -155,13 +156,19 @@ func (h *history) sizeAt(lsn LSN) int64 {
 	return size
 }
 
-// stamp fills data with values that no other write has.
+// stamp fills data with values that no other write has. Each sector ends with its own CRC32C, as file systems and databases write them: then all
+// data of a length has the same CRC32C, and what is checked by a CRC alone cannot tell old from new.
 func stamp(rng *rand.Rand, data []byte) {
 	id := rng.Uint64() | 1
 	for i := 0; i+8 <= len(data); i += 8 {
 		binary.LittleEndian.PutUint64(data[i:], id+uint64(i))
 	}
+	for ; len(data) >= sectorBytes; data = data[sectorBytes:] {
+		binary.LittleEndian.PutUint32(data[sectorBytes-4:], crc32.Checksum(data[:sectorBytes-4], castagnoli))
+	}
 }
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // write does one random write and notes it.
 func (h *history) write(ctx context.Context, v *Volume, rng *rand.Rand) error {

@@ -5,16 +5,18 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+
+	"github.com/zeebo/xxh3"
 )
 
 // A file of a directory bucket, little-endian:
 //
 //	payload        length bytes
 //	table          4 bytes for each 64 KiB of payload, the last one maybe shorter:
-//	               CRC32C of these bytes
+//	               the low half of their XXH3
 //	footer         32 bytes
 //	  0  magic       4  "iGdo"
-//	  4  version     2  1
+//	  4  version     2  2
 //	  6  reserved    2  0
 //	  8  length      8  bytes of payload
 //	 16  key CRC     4  CRC32C of the object's key: a file under a wrong name is found
@@ -25,14 +27,18 @@ import (
 // The size of the file determines the length, so that a listing need not open it.
 const (
 	dirMagic      = "iGdo"
-	dirVersion    = 1
+	dirVersion    = 2
 	dirChunk      = 64 << 10
 	dirFooterSize = 32
 	// maxDirObject is the largest payload, as of S3's single put.
 	maxDirObject = 5 << 30
 )
 
+// castagnoli is for table and footer. The payload has another checksum: what ends with its own CRC32C, as file systems and
+// databases write it, has the CRC32C of all such data.
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+func dirSum(chunk []byte) uint32 { return uint32(xxh3.Hash(chunk)) }
 
 func crc32c(b []byte) uint32 { return crc32.Checksum(b, castagnoli) }
 
@@ -60,7 +66,7 @@ func encodeDirTrailer(key string, payload []byte) []byte {
 	out := make([]byte, 0, 4*dirChunks(int64(len(payload)))+dirFooterSize)
 	for rest := payload; len(rest) > 0; {
 		n := min(len(rest), dirChunk)
-		out = binary.LittleEndian.AppendUint32(out, crc32c(rest[:n]))
+		out = binary.LittleEndian.AppendUint32(out, dirSum(rest[:n]))
 		rest = rest[n:]
 	}
 	table := out
@@ -74,8 +80,8 @@ func encodeDirTrailer(key string, payload []byte) []byte {
 	return binary.LittleEndian.AppendUint32(out, crc32c(out[len(table):]))
 }
 
-// errDirVersion: a newer version wrote the file.
-var errDirVersion = errors.New("written by a newer version of the format")
+// errDirVersion: another version wrote the file.
+var errDirVersion = errors.New("written in another version of the format")
 
 // decodeDirTrailer checks table and footer of a file of fileSize bytes and returns
 // the payload's length and the table. trailer starts at the payload's end, which
@@ -109,7 +115,7 @@ func decodeDirTrailer(key string, fileSize int64, trailer []byte) (length int64,
 
 // checkDirChunk compares one whole chunk with the table.
 func checkDirChunk(table []byte, index int64, chunk []byte) error {
-	if binary.LittleEndian.Uint32(table[4*index:]) != crc32c(chunk) {
+	if binary.LittleEndian.Uint32(table[4*index:]) != dirSum(chunk) {
 		return fmt.Errorf("%w: checksum of bytes %d to %d", ErrCorrupt, index*dirChunk, index*dirChunk+int64(len(chunk)))
 	}
 	return nil

@@ -77,7 +77,7 @@ func TestDirTrailer(t *testing.T) {
 		}
 	}
 	newer := encodeDirTrailer("k", nil)
-	binary.LittleEndian.PutUint16(newer[4:], 2)
+	binary.LittleEndian.PutUint16(newer[4:], dirVersion+1)
 	if _, err := decodeFile("k", newer); !errors.Is(err, ErrUnsupported) || !errors.Is(err, errDirVersion) {
 		t.Fatalf("newer version: %v", err)
 	}

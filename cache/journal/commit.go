@@ -2,7 +2,6 @@ package journal
 
 import (
 	"fmt"
-	"hash/crc32"
 	"io"
 	"slices"
 )
@@ -133,10 +132,10 @@ func (j *Journal) commit(s *segment, h batchHeader) error {
 	region := j.regionOf(h.headerBlocks)
 	h.encodeFixed(region)
 	iov := append(j.iov[:0], region)
-	table := h.crcTable(region)
+	table := h.sumTable(region)
 	for i, e := range j.batch {
 		encodeRecord(region, uint32(i), &e.Record, e.Loc.Block)
-		iov, table = appendPayload(iov, table, e.Payload)
+		iov, table = j.appendPayload(iov, table, e.Payload)
 	}
 	if len(table) != 0 {
 		return fmt.Errorf("%w: a payload changed after Submit", ErrInvalid)
@@ -150,7 +149,7 @@ func (j *Journal) commit(s *segment, h batchHeader) error {
 	if err != nil {
 		return err
 	}
-	fillCRC(s.crc[h.block+h.headerBlocks:], h.crcTable(region))
+	fillSums(s.sums[h.block+h.headerBlocks:], h.sumTable(region))
 	took, err := j.timed(s.file.SyncData)
 	if err != nil {
 		return err
@@ -174,29 +173,29 @@ func (j *Journal) regionOf(blocks uint32) []byte {
 
 // appendPayload adds the pieces, and the zeros that fill the last block, to the write, and the blocks' checksums
 // to the table, whose unused rest it returns.
-func appendPayload(iov [][]byte, table []byte, pieces [][]byte) ([][]byte, []byte) {
+func (j *Journal) appendPayload(iov [][]byte, table []byte, pieces [][]byte) ([][]byte, []byte) {
 	for _, p := range pieces {
 		if len(p) == 0 {
 			continue
 		}
 		iov = append(iov, p)
 		for len(p) >= BlockSize {
-			le.PutUint32(table, crc32.Checksum(p[:BlockSize], castagnoli))
-			p, table = p[BlockSize:], table[crcBytes:]
+			le.PutUint32(table, sumOf(p[:BlockSize]))
+			p, table = p[BlockSize:], table[sumBytes:]
 		}
 		if len(p) > 0 {
-			pad := zeroBlock[len(p):]
-			iov = append(iov, pad)
-			le.PutUint32(table, crc32.Update(crc32.Checksum(p, castagnoli), castagnoli, pad))
-			table = table[crcBytes:]
+			iov = append(iov, zeroBlock[len(p):])
+			clear(j.padded[copy(j.padded[:], p):])
+			le.PutUint32(table, sumOf(j.padded[:]))
+			table = table[sumBytes:]
 		}
 	}
 	return iov, table
 }
 
-func fillCRC(into []uint32, table []byte) {
-	for i := range len(table) / crcBytes {
-		into[i] = le.Uint32(table[i*crcBytes:])
+func fillSums(into []uint32, table []byte) {
+	for i := range len(table) / sumBytes {
+		into[i] = le.Uint32(table[i*sumBytes:])
 	}
 }
 
@@ -284,10 +283,10 @@ func (j *Journal) activate(s *segment, generation, tail uint64) error {
 	if err := j.writeSynced(s, region, 0); err != nil {
 		return fmt.Errorf("begin segment: %w", err)
 	}
-	if s.crc == nil {
-		s.crc = make([]uint32, s.blocks)
+	if s.sums == nil {
+		s.sums = make([]uint32, s.blocks)
 	}
-	clear(s.crc)
+	clear(s.sums)
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	s.generation, s.next, s.sealed = generation, 1, false

@@ -528,12 +528,12 @@ func TestOpenRefuses(t *testing.T) {
 		"same generation twice": {func(f map[string][]byte) { copy(f[slot(0)], f[slot(1)]) }, ErrCorrupt},
 		"another journal's":     {func(f map[string][]byte) { copy(f[slot(1)], foreign[slot(1)]) }, ErrCorrupt},
 		"segment version": {func(f map[string][]byte) {
-			f[slot(0)][8] = 2
+			f[slot(0)][8] = byte(segmentVersion) + 1
 			fixSegment(f[slot(0)])
 		}, ErrVersion},
 		"batch version": {func(f map[string][]byte) {
 			b := f[slot(newest)][BlockSize:]
-			b[8] = 2
+			b[8] = byte(batchVersion) + 1
 			fixBatch(b)
 		}, ErrVersion},
 		"batch flag": {func(f map[string][]byte) {

@@ -22,8 +22,8 @@ var (
 	// ErrCorrupt marks damage on the device: bytes that were synced and are not what they were. Every
 	// *CorruptError is one.
 	ErrCorrupt = errors.New("journal: damaged")
-	// ErrVersion is returned by Open for a journal that a newer version wrote.
-	ErrVersion = errors.New("journal: format of a newer version")
+	// ErrVersion is returned by Open for a journal that another version of the program wrote.
+	ErrVersion = errors.New("journal: format of another version of the program")
 	// ErrGeometry is returned by Open when the segments on the device have another size than Options.SegmentBytes.
 	ErrGeometry = errors.New("journal: segment size differs")
 	// ErrActive is returned by Release for the segment that is being written.

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"hash/crc32"
 	"math"
+
+	"github.com/zeebo/xxh3"
 )
 
 // The layout of the bytes is drawn in DESIGN.md. All integers are little-endian.
@@ -14,11 +16,11 @@ const (
 	segmentMagic   uint64 = 0x31474553_47545349 // "ISTGSEG1"
 	batchMagic     uint64 = 0x31484342_47545349 // "ISTGBCH1"
 	segmentVersion uint32 = 1
-	batchVersion   uint16 = 1
+	batchVersion   uint16 = 2
 
 	batchFixedBytes = 128
 	recordBytes     = 64
-	crcBytes        = 4
+	sumBytes        = 4
 
 	batchCRCAt   = 80
 	segmentCRCAt = BlockSize - 4
@@ -27,7 +29,12 @@ const (
 // Flags of a batch.
 const flagSeal uint16 = 1 // nothing follows in this segment
 
+// castagnoli is for what the journal itself writes; sumOf is for what initiators write.
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// sumOf is the checksum of a block of payload. It is no CRC: a block that ends with its own CRC32C, as file systems and databases write
+// them, has the CRC32C of every other such block, and an old one in the place of a new one would pass.
+func sumOf(block []byte) uint32 { return uint32(xxh3.Hash(block)) }
 
 var le = binary.LittleEndian
 
@@ -105,7 +112,7 @@ type batchHeader struct {
 
 // headerBlocks returns the size of the header region of a batch.
 func headerBlocks(records, payloadBlocks uint32) uint32 {
-	bytes := batchFixedBytes + recordBytes*uint64(records) + crcBytes*uint64(payloadBlocks)
+	bytes := batchFixedBytes + recordBytes*uint64(records) + sumBytes*uint64(payloadBlocks)
 	return uint32((bytes + BlockSize - 1) / BlockSize)
 }
 
@@ -169,10 +176,10 @@ func (h *batchHeader) record(region []byte, i uint32) (r Record, block uint32) {
 	return r, block
 }
 
-// crcTable returns the bytes of the payload's checksums in the region, 4 per block.
-func (h *batchHeader) crcTable(region []byte) []byte {
+// sumTable returns the bytes of the payload's checksums in the region, 4 per block.
+func (h *batchHeader) sumTable(region []byte) []byte {
 	at := batchFixedBytes + recordBytes*uint64(h.records)
-	return region[at:][:crcBytes*uint64(h.payloadBlocks)]
+	return region[at:][:sumBytes*uint64(h.payloadBlocks)]
 }
 
 // peekBatch looks at the first block of a batch and returns the length of its header region in
@@ -188,7 +195,7 @@ func peekBatch(first []byte, limit uint32) (uint32, error) {
 	return n, nil
 }
 
-// decodeBatch decodes a complete header region. Everything in it is checked, so that record and crcTable are
+// decodeBatch decodes a complete header region. Everything in it is checked, so that record and sumTable are
 // safe afterwards. It returns errNoBatch, errBadBatch, or ErrVersion for an intact header that this program
 // does not understand; then the identity in h (incarnation, generation, number, block) is set all the same.
 func decodeBatch(region []byte) (h batchHeader, err error) {

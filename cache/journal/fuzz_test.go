@@ -38,7 +38,7 @@ func FuzzDecodeBatch(f *testing.F) {
 			r, block := h.record(region, i)
 			encodeRecord(again, i, &r, block)
 		}
-		copy(h.crcTable(again), h.crcTable(region))
+		copy(h.sumTable(again), h.sumTable(region))
 		sealRegion(again)
 		back, err := decodeBatch(again)
 		if err != nil {

@@ -99,15 +99,19 @@ func (r *recorder) check(t testing.TB) {
 	}
 }
 
-// fill writes the payload that belongs to key into b.
+// fill writes the payload that belongs to key into b. Each whole sector ends with the CRC32C of what is before, as databases and file
+// systems do it: so all whole blocks, whatever they hold, have the same CRC32C. A check that is a CRC itself would be blind.
 func fill(key uint64, b []byte) {
 	rng := rand.NewPCG(key, 77)
-	for len(b) >= 8 {
-		binary.LittleEndian.PutUint64(b, rng.Uint64())
-		b = b[8:]
+	for rest := b; len(rest) > 0; {
+		n := min(8, len(rest))
+		var word [8]byte
+		binary.LittleEndian.PutUint64(word[:], rng.Uint64())
+		copy(rest, word[:n])
+		rest = rest[n:]
 	}
-	for i := range b {
-		b[i] = byte(rng.Uint64())
+	for ; len(b) >= 512; b = b[512:] {
+		binary.LittleEndian.PutUint32(b[508:], castagnoliOf(b[:508]))
 	}
 }
 

@@ -48,6 +48,7 @@ type Journal struct {
 	prevCRC    uint32 // of the last batch
 	batch      []*Entry
 	region     []byte
+	padded     [BlockSize]byte // a last block with its zeros
 	iov        [][]byte
 }
 
@@ -299,7 +300,7 @@ type segment struct {
 	path   string
 	file   vfs.File
 	blocks uint32
-	crc    []uint32 // per block: CRC32C of a payload block; header blocks have 0 and are not read through it
+	sums   []uint32 // per block: checksum of a payload block; header blocks have 0 and are not read through it
 
 	// Guarded by Journal.mu.
 	generation uint64 // 0: free

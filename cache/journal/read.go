@@ -2,7 +2,6 @@ package journal
 
 import (
 	"fmt"
-	"hash/crc32"
 	"sync"
 )
 
@@ -94,7 +93,7 @@ func (j *Journal) readBlocks(s *segment, block uint32, b []byte) error {
 	if n, err := s.file.ReadAt(b, int64(block)*BlockSize); n != len(b) {
 		return fmt.Errorf("journal: read %s, block %d: %w", s.path, block, err)
 	}
-	if bad, ok := verify(b, s.crc[block:]); !ok {
+	if bad, ok := verify(b, s.sums[block:]); !ok {
 		j.metrics.corrupt.Inc()
 		return &CorruptError{
 			Path:    s.path,
@@ -107,9 +106,9 @@ func (j *Journal) readBlocks(s *segment, block uint32, b []byte) error {
 }
 
 // verify compares whole blocks with their checksums and returns the first that differs.
-func verify(b []byte, crc []uint32) (bad int, ok bool) {
+func verify(b []byte, sums []uint32) (bad int, ok bool) {
 	for i := range len(b) / BlockSize {
-		if crc32.Checksum(b[i*BlockSize:(i+1)*BlockSize], castagnoli) != crc[i] {
+		if sumOf(b[i*BlockSize:(i+1)*BlockSize]) != sums[i] {
 			return i, false
 		}
 	}

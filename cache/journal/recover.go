@@ -278,8 +278,8 @@ func (r *recovery) recoverFrom(newest *segment) error {
 }
 
 func (r *recovery) admit(s *segment, c *cursor) {
-	if s.crc == nil {
-		s.crc = make([]uint32, s.blocks)
+	if s.sums == nil {
+		s.sums = make([]uint32, s.blocks)
 	}
 	s.next, s.sealed = c.next, c.sealed
 	r.j.live = append(r.j.live, s)
@@ -340,31 +340,31 @@ func (r *recovery) payloadWhole(s *segment, block uint32) (bool, error) {
 	if ok, err := c.step(); !ok {
 		return false, err
 	}
-	table := slices.Clone(c.h.crcTable(c.region))
+	table := slices.Clone(c.h.sumTable(c.region))
 	at := block + c.h.headerBlocks
 	for len(table) > 0 {
-		n := min(scanBlocks, uint32(len(table)/crcBytes))
+		n := min(scanBlocks, uint32(len(table)/sumBytes))
 		b, err := r.read(s, at, n)
 		if err != nil {
 			return false, err
 		}
-		crc := make([]uint32, n)
-		fillCRC(crc, table[:n*crcBytes])
-		if _, ok := verify(b, crc); !ok {
+		sums := make([]uint32, n)
+		fillSums(sums, table[:n*sumBytes])
+		if _, ok := verify(b, sums); !ok {
 			return false, nil
 		}
-		at, table = at+n, table[n*crcBytes:]
+		at, table = at+n, table[n*sumBytes:]
 	}
 	return true, nil
 }
 
 // replayBatch hands the records of the batch that c just read to the caller, and keeps the checksums.
 func (r *recovery) replayBatch(s *segment, c *cursor) error {
-	if s.crc == nil {
-		s.crc = make([]uint32, s.blocks)
+	if s.sums == nil {
+		s.sums = make([]uint32, s.blocks)
 	}
 	h := &c.h
-	fillCRC(s.crc[h.block+h.headerBlocks:], h.crcTable(c.region))
+	fillSums(s.sums[h.block+h.headerBlocks:], h.sumTable(c.region))
 	for i := range h.records {
 		rec, block := h.record(c.region, i)
 		if rec.Kind == KindNote {
@@ -374,7 +374,7 @@ func (r *recovery) replayBatch(s *segment, c *cursor) error {
 				if err != nil {
 					return err
 				}
-				if _, ok := verify(whole, s.crc[block:]); !ok {
+				if _, ok := verify(whole, s.sums[block:]); !ok {
 					return c.damage(block, "payload of a note is damaged")
 				}
 				copy(note, whole)

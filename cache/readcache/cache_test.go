@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"flag"
+	"hash/crc32"
 	"io"
 	"log/slog"
 	"math/rand/v2"
@@ -76,6 +77,8 @@ func withMedia(o Options, bytes int64) (Options, *vfs.Mem) {
 	return o, fs
 }
 
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
 // content is what the object store has for a key.
 func content(k Key) []byte {
 	var seed [32]byte
@@ -91,6 +94,8 @@ func content(k Key) []byte {
 	b := make([]byte, n)
 	for i := 0; i+512 < n; i += 512 { // a little of each sector
 		binary.LittleEndian.PutUint64(b[i:], src.Uint64())
+		// As file systems and databases do it: then all chunks of a length have the same CRC32C.
+		binary.LittleEndian.PutUint32(b[i+508:], crc32.Checksum(b[i:i+508], castagnoli))
 	}
 	return b
 }

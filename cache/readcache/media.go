@@ -2,15 +2,17 @@ package readcache
 
 import (
 	"fmt"
-	"hash/crc32"
 	"io/fs"
 	"os"
 	"path/filepath"
 
+	"github.com/zeebo/xxh3"
+
 	"github.com/isergate/isergate/cache/vfs"
 )
 
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+// sumOf is the checksum of a chunk on the media. It is no CRC: chunks that end with their own CRC32C would all have the same.
+func sumOf(chunk []byte) uint32 { return uint32(xxh3.Hash(chunk)) }
 
 // media is the part of the cache on local media: a file of slots of ChunkSize bytes,
 // and the index of what they hold. Fields that change are guarded by Cache.mu.
@@ -33,7 +35,7 @@ type media struct {
 type slot struct {
 	key     ckey
 	n       uint32
-	crc     uint32
+	sum     uint32
 	readers uint16
 	valid   bool // in the index
 }
@@ -86,11 +88,11 @@ func (m *media) read(k ckey, buf []byte) (n int, ok bool) {
 	sl := &m.slots[s]
 	sl.readers++
 	m.policy.hit(s)
-	n, crc := int(sl.n), sl.crc
+	n, sum := int(sl.n), sl.sum
 	m.c.mu.Unlock()
 
 	got, err := m.file.ReadAt(buf[:n], int64(s)*ChunkSize)
-	good := got == n && crc32.Checksum(buf[:n], castagnoli) == crc
+	good := got == n && sumOf(buf[:n]) == sum
 
 	m.c.mu.Lock()
 	defer m.c.mu.Unlock()
@@ -198,7 +200,7 @@ func (m *media) write(f *frame) {
 		return
 	}
 	data := f.Bytes()
-	crc := crc32.Checksum(data, castagnoli)
+	sum := sumOf(data)
 	n, err := m.file.WriteAt(data, int64(s)*ChunkSize)
 	if err == nil && n < len(data) {
 		err = fmt.Errorf("short write of %d bytes", n)
@@ -215,7 +217,7 @@ func (m *media) write(f *frame) {
 		m.free = append(m.free, s)
 		return
 	}
-	m.slots[s] = slot{key: f.key, n: uint32(len(data)), crc: crc, valid: true}
+	m.slots[s] = slot{key: f.key, n: uint32(len(data)), sum: sum, valid: true}
 	m.index[f.key] = s
 	m.policy.admit(s, m.c.hash(f.key))
 }

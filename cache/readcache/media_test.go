@@ -9,9 +9,9 @@ import (
 	"github.com/isergate/isergate/cache/vfs"
 )
 
-// TestBitFlips: a chunk that the media returns otherwise than it was written is fetched
-// again, and its slot is not used any more.
-func TestBitFlips(t *testing.T) {
+// TestDamagedMedia: a chunk that the media returns otherwise than it was written, be it a bit or the chunk that was there before, is
+// fetched again, and its slot is not used any more.
+func TestDamagedMedia(t *testing.T) {
 	r := rand.New(rand.NewPCG(newSeed(t), 0))
 	o, mem := withMedia(Options{MemoryBytes: 4 << 20}, 32<<20)
 	c := open(t, o)
@@ -24,8 +24,18 @@ func TestBitFlips(t *testing.T) {
 		if _, ok := c.index[k]; ok || c.media.slots[s].n == 0 || r.IntN(2) == 0 {
 			continue
 		}
-		off := int64(s)*ChunkSize + r.Int64N(int64(c.media.slots[s].n))
-		if err := mem.Corrupt(o.Path, off, []byte{1 << r.IntN(8)}); err != nil {
+		n := int64(c.media.slots[s].n)
+		off, mask := int64(s)*ChunkSize+r.Int64N(n), []byte{1 << r.IntN(8)}
+		if n == ChunkSize && r.IntN(2) == 0 { // a write that was lost: sectors of another chunk
+			for mask = nil; len(mask) < ChunkSize; {
+				mask = content(Key{Volume: vol, Epoch: 9, Seq: r.Uint64()})
+			}
+			off = int64(s) * ChunkSize
+			for i, x := range content(Key{Volume: vol, Epoch: k.epoch, Seq: k.seq, Chunk: k.chunk}) {
+				mask[i] ^= x
+			}
+		}
+		if err := mem.Corrupt(o.Path, off, mask); err != nil {
 			t.Fatal(err)
 		}
 		flipped++

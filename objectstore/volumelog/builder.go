@@ -120,12 +120,11 @@ func (b *Builder) Finish(h *Header) ([]byte, error) {
 	}
 	b.buf = b.buf[:b.header+int(wireBytes(int64(b.used)))]
 	wire := b.buf[b.header:]
-	crc := newFrameCRC(h.Volume, h.Position())
+	sum := newFrameSum(h.Volume, h.Position())
 	for i := 0; i*FrameBytes < len(wire); i++ {
 		frame := wire[i*FrameBytes : min((i+1)*FrameBytes, len(wire))]
 		n := len(frame) - FrameTrailer
-		le.PutUint32(frame[n:], crc.sum(i, frame[:n]))
-		le.PutUint32(frame[n+4:], 0)
+		le.PutUint64(frame[n:], sum.of(i, frame[:n]))
 	}
 	h.FramesCRC = framesCRC(wire)
 	encodeHeader(b.buf[:b.header], h)

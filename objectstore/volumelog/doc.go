@@ -20,7 +20,7 @@
 // # Numbers
 //
 // All integers are little-endian. Reserved bytes are zero and checked. CRC32C is the
-// Castagnoli polynomial. Lengths, offsets and payload places are multiples of 512.
+// Castagnoli polynomial, XXH3 the hash of the xxHash family. Lengths, offsets and payload places are multiples of 512.
 //
 // # Log object
 //
@@ -41,7 +41,7 @@
 // rule of the checksum: a reader can tell a newer version from a damaged one.
 //
 //	  0   8  magic "ISERGLOG"
-//	  8   4  version, 1
+//	  8   4  version, 2
 //	 12   4  header length in bytes
 //	 16   4  CRC32C of bytes 0..15 and 20..header length
 //	 20   2  kind: 1 open, 2 data, 3 fence
@@ -59,7 +59,7 @@
 //	128   4  block size in bytes
 //	132   4  number of extents
 //	136   8  payload length in bytes, without trailers
-//	144   4  CRC32C of the frames' CRCs, in order
+//	144   4  CRC32C of the frames' trailers, in order
 //	148   4  key id of client-side encryption; 0 none
 //	152   6  reserved
 //	158   2  length of the volume's name in bytes, at most 256
@@ -75,17 +75,18 @@
 //	30   1  kind: 1 data, 2 zero, 3 same
 //	31   1  reserved
 //
-// Frame trailer. The CRC covers 40 bytes that are not stored, namely volume UUID, epoch,
-// seq, frame index (4) and the length of the frame's payload (4), and then the payload.
-// Bytes of another volume, object, or place in the object do not pass.
+// Frame trailer. The seed is the XXH3 of 40 bytes that are not stored, namely volume UUID, epoch,
+// seq, frame index (4) and the length of the frame's payload (4).
+// Bytes of another volume, object, or place in the object do not pass. It is no CRC, because
+// payload that ends with its own CRC32C, as file systems and databases write it, has the CRC32C
+// of all such payload.
 //
-//	0   4  CRC32C
-//	4   4  reserved
+//	0   8  XXH3 (64 bits, with the seed) of the payload
 //
 // # Checkpoint manifest
 //
 //	  0   8  magic "ISERGCKP"
-//	  8   4  version, 1
+//	  8   4  version, 2
 //	 12   4  length of the object in bytes
 //	 16   4  CRC32C of bytes 0..15 and 20..length
 //	 20   4  number of parts
@@ -110,7 +111,7 @@
 // # Checkpoint part
 //
 //	 0   8  magic "ISERGCKE"
-//	 8   4  version, 1
+//	 8   4  version, 2
 //	12   4  length of the object in bytes
 //	16   4  CRC32C of bytes 0..15 and 20..length
 //	20   4  number of entries

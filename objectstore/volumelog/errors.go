@@ -28,7 +28,7 @@ var (
 	// number, or LSNs that do not join. A fault of the caller; final.
 	ErrConflict = errors.New("volumelog: objects of this writer contradict each other")
 	// ErrVersion: the object is whole, of a version that this program does not know.
-	ErrVersion = errors.New("volumelog: written by a newer version of the program")
+	ErrVersion = errors.New("volumelog: written by another version of the program")
 	// ErrUnsupported: the object is whole and uses compression or encryption that
 	// this program does not have.
 	ErrUnsupported = errors.New("volumelog: compression or encryption not supported")

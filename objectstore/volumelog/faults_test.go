@@ -419,7 +419,7 @@ func TestCheckpointOfNewerVersion(t *testing.T) {
 	a, _ := attach(t, b, id, want(1, 1, 0), "a")
 	a.puts(1)
 	key := checkpointKey(id, a.checkpoint().Position)
-	b.set(key, reseal(b.body(key), func(m []byte) { le.PutUint32(m[8:], 2) }))
+	b.set(key, reseal(b.body(key), func(m []byte) { le.PutUint32(m[8:], version+1) }))
 	_, _, err := Restore(ctx, b, id, NewIdentity(uuid.New()), Replay{})
 	wantErr(t, err, ErrVersion)
 }

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"hash/crc32"
 	"math/rand/v2"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -207,7 +209,7 @@ func TestHeaderVersionAndLimits(t *testing.T) {
 		change func(b []byte)
 		want   error
 	}{
-		{"version", func(b []byte) { le.PutUint32(b[8:], 2) }, ErrVersion},
+		{"version", func(b []byte) { le.PutUint32(b[8:], version+1) }, ErrVersion},
 		{"compression", func(b []byte) { le.PutUint16(b[22:], 1) }, ErrUnsupported},
 		{"key", func(b []byte) { le.PutUint32(b[148:], 1) }, ErrUnsupported},
 		{"kind", func(b []byte) { le.PutUint16(b[20:], 4) }, objectstore.ErrCorrupt},
@@ -248,7 +250,7 @@ func TestHeaderVersionAndLimits(t *testing.T) {
 		}
 	}
 	// A newer version that is damaged is damaged.
-	bad := reseal(body, func(b []byte) { le.PutUint32(b[8:], 2) })
+	bad := reseal(body, func(b []byte) { le.PutUint32(b[8:], version+1) })
 	bad[100] ^= 1
 	if _, err := DecodeHeader(bad); !errors.Is(err, objectstore.ErrCorrupt) {
 		t.Errorf("damaged newer version: %v", err)
@@ -301,6 +303,43 @@ func TestFramesDamage(t *testing.T) {
 	}
 	if _, err := VerifyObject(append(bytes.Clone(body), 0)); !errors.Is(err, objectstore.ErrCorrupt) {
 		t.Errorf("object with a byte too many: %v", err)
+	}
+}
+
+// Data that ends with its own CRC32C has the same CRC32C whatever it holds: an old block in the place of a new one is found all the same.
+func TestFramesOfSelfCheckedData(t *testing.T) {
+	r := newRand(t, 5)
+	block := func() []byte {
+		b := make([]byte, 4096)
+		for i := range b[:4092] {
+			b[i] = byte(r.Uint32())
+		}
+		le.PutUint32(b[4092:], crc32.Checksum(b[:4092], castagnoli))
+		return b
+	}
+	old, now := block(), block()
+	if crc32.Checksum(old, castagnoli) != crc32.Checksum(now, castagnoli) {
+		t.Fatal("the blocks' CRCs differ")
+	}
+	b := new(Builder)
+	if err := b.Reset(1, 3*4096); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.AppendData(1, 0, slices.Concat(block(), now, block())); err != nil {
+		t.Fatal(err)
+	}
+	h := Header{Volume: randomUUID(r), Epoch: 1, Seq: 1, Kind: KindData, Writer: NewIdentity(randomUUID(r)),
+		Attributes: Attributes{Name: "v", BlockSize: 512, SizeBytes: 1 << 20}, Generation: 1, FirstLSN: 1, LastLSN: 1}
+	body, err := b.Finish(&h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := VerifyObject(bytes.Clone(body)); err != nil {
+		t.Fatal(err)
+	}
+	copy(body[int(h.HeaderBlocks)*HeaderBlock+4096:], old)
+	if _, err := VerifyObject(body); !errors.Is(err, objectstore.ErrCorrupt) {
+		t.Fatalf("an old block in the place of a new one: %v", err)
 	}
 }
 

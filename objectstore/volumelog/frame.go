@@ -6,6 +6,7 @@ import (
 	"hash/crc32"
 
 	"github.com/google/uuid"
+	"github.com/zeebo/xxh3"
 
 	"github.com/isergate/isergate/objectstore"
 )
@@ -60,23 +61,24 @@ func wireBytes(n int64) int64 {
 	return n + (n+FramePayload-1)/FramePayload*FrameTrailer
 }
 
-// frameCRC is the checksum of one frame.
-type frameCRC struct {
+// frameSum is the checksum of one frame. It is no CRC: payload that ends with its own CRC32C, as file systems and databases write it, has
+// the CRC32C of all such payload of its length.
+type frameSum struct {
 	id [40]byte // volume, epoch, seq, index, length
 }
 
-func newFrameCRC(id uuid.UUID, p Position) *frameCRC {
-	f := new(frameCRC)
+func newFrameSum(id uuid.UUID, p Position) *frameSum {
+	f := new(frameSum)
 	copy(f.id[:], id[:])
 	le.PutUint64(f.id[16:], p.Epoch)
 	le.PutUint64(f.id[24:], p.Seq)
 	return f
 }
 
-func (f *frameCRC) sum(index int, payload []byte) uint32 {
+func (f *frameSum) of(index int, payload []byte) uint64 {
 	le.PutUint32(f.id[32:], uint32(index))
 	le.PutUint32(f.id[36:], uint32(len(payload)))
-	return crc32.Update(crc32.Checksum(f.id[:], castagnoli), castagnoli, payload)
+	return xxh3.HashSeed(payload, xxh3.Hash(f.id[:]))
 }
 
 // VerifyFrames checks wire, which holds whole frames of the object of loc from
@@ -88,7 +90,7 @@ func VerifyFrames(id uuid.UUID, loc Location, first int, wire []byte) ([]byte, e
 	if first < 0 || first >= maxFrames || len(wire) > MaxPayload+maxFrames*FrameTrailer {
 		return nil, invalidf("%d bytes of frames from %d on", len(wire), first)
 	}
-	crc := newFrameCRC(id, loc.Position())
+	sum := newFrameSum(id, loc.Position())
 	at := 0
 	for i, rest := first, wire; len(rest) > 0; i++ {
 		n := min(len(rest), FrameBytes) - FrameTrailer
@@ -96,8 +98,8 @@ func VerifyFrames(id uuid.UUID, loc Location, first int, wire []byte) ([]byte, e
 			return nil, corruptf("frame %d of %s is cut at %d bytes", i, LogKey(id, loc.Position()), len(rest))
 		}
 		payload, trailer := rest[:n], rest[n:n+FrameTrailer]
-		if got, want := crc.sum(i, payload), le.Uint32(trailer); got != want || le.Uint32(trailer[4:]) != 0 {
-			return nil, corruptf("frame %d of %s has checksum %08x instead of %08x", i, LogKey(id, loc.Position()), got, want)
+		if got, want := sum.of(i, payload), le.Uint64(trailer); got != want {
+			return nil, corruptf("frame %d of %s has checksum %016x instead of %016x", i, LogKey(id, loc.Position()), got, want)
 		}
 		rest = rest[n+FrameTrailer:]
 		copy(wire[at:], payload)
@@ -153,7 +155,7 @@ func framesCRC(wire []byte) uint32 {
 	var sum uint32
 	for len(wire) >= FrameTrailer {
 		n := min(len(wire), FrameBytes)
-		sum = crc32.Update(sum, castagnoli, wire[n-FrameTrailer:n-FrameTrailer+4])
+		sum = crc32.Update(sum, castagnoli, wire[n-FrameTrailer:n])
 		wire = wire[n:]
 	}
 	return sum

@@ -31,7 +31,7 @@ const (
 	sector      = 512
 	headerFixed = 416
 	extentBytes = 32
-	version     = 1
+	version     = 2
 
 	magicLog      = "ISERGLOG"
 	magicManifest = "ISERGCKP"

@@ -307,7 +307,7 @@ func TestManifestAndPartDamage(t *testing.T) {
 		if err := decode(append(slices.Clone(good), 0)); !errors.Is(err, objectstore.ErrCorrupt) {
 			t.Fatalf("%s with a byte too many: %v", name, err)
 		}
-		newer := reseal(good, func(b []byte) { le.PutUint32(b[8:], 2) })
+		newer := reseal(good, func(b []byte) { le.PutUint32(b[8:], version+1) })
 		wantErr(t, decode(newer), ErrVersion)
 	}
 	damage("manifest", body, func(b []byte) error { _, err := DecodeManifest(b); return err })
