@@ -61,7 +61,9 @@ func (w *watchdog) RoundTrip(req *http.Request) (*http.Response, error) {
 
 	out := req.WithContext(ctx)
 	if req.Body != nil && req.Body != http.NoBody {
-		out.Body = &watchedUpload{ReadCloser: req.Body, p: p, left: req.ContentLength, whole: w.stall + w.header}
+		upload := &watchedUpload{body: req.Body, p: p, left: req.ContentLength, whole: w.stall + w.header}
+		defer upload.revoke()
+		out.Body = upload
 		out.GetBody = nil
 	} else {
 		// Nothing to upload: connecting comes first, then the wait for the answer.
@@ -101,15 +103,42 @@ func (p *progress) cause(err error) error {
 	return err
 }
 
+// watchedUpload is the body of a request until its RoundTrip has returned. A transport may go on sending after that, when the
+// request was given up or answered early; by then the memory holds something else.
 type watchedUpload struct {
-	io.ReadCloser
 	p     *progress
-	left  int64
 	whole time.Duration // deadline once all was read
+
+	mu      sync.Mutex // held while the body's memory is read
+	body    io.ReadCloser
+	left    int64
+	revoked bool
 }
 
+var errRevoked = errors.New("the request has ended")
+
+// revoke ends the use of the body's memory: nobody reads it when revoke has returned.
+func (u *watchedUpload) revoke() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.revoked = true
+}
+
+// Close implements io.Closer.
+func (u *watchedUpload) Close() error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.body.Close()
+}
+
+// Read implements io.Reader. There is no WriteTo: what is sent is a copy.
 func (u *watchedUpload) Read(b []byte) (int, error) {
-	n, err := u.ReadCloser.Read(b)
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.revoked {
+		return 0, errRevoked
+	}
+	n, err := u.body.Read(b)
 	u.left -= int64(n)
 	if u.left <= 0 || err != nil {
 		u.p.extend(u.whole)

@@ -109,3 +109,65 @@ func TestWatchdog(t *testing.T) {
 		}
 	}
 }
+
+// lingeringWire is a transport that gives a request up and goes on reading its body, as net/http may.
+type lingeringWire struct {
+	answer  bool // instead of giving up, answers before the body was read
+	started chan struct{}
+	done    chan error // the error that ends the reading
+}
+
+func (l *lingeringWire) RoundTrip(req *http.Request) (*http.Response, error) {
+	go func() {
+		var first bool
+		for buf := make([]byte, 16); ; {
+			_, err := req.Body.Read(buf)
+			if !first {
+				first = true
+				close(l.started)
+			}
+			if err != nil {
+				l.done <- err
+				return
+			}
+		}
+	}()
+	<-l.started
+	if l.answer {
+		return &http.Response{StatusCode: 503, Body: io.NopCloser(bytes.NewReader(nil))}, nil
+	}
+	return nil, errors.New("given up")
+}
+
+// endless is a body that has no end and is read from the caller's memory.
+type endless struct{ memory []byte }
+
+func (e *endless) Read(p []byte) (int, error) { return copy(p, e.memory), nil }
+func (e *endless) Close() error               { return nil }
+
+// TestUploadRevoked: once a request has returned, its body's memory belongs to the caller again, whatever the transport still does. The race
+// detector sees it if not.
+func TestUploadRevoked(t *testing.T) {
+	for _, answer := range []bool{false, true} {
+		wire := &lingeringWire{answer: answer, started: make(chan struct{}), done: make(chan error, 1)}
+		body := &endless{memory: make([]byte, 64)}
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, "http://store.test/", body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.ContentLength = 1 << 30
+		resp, err := (&watchdog{next: wire, stall: time.Minute, header: time.Minute}).RoundTrip(req)
+		if answer != (err == nil) {
+			t.Fatal(err)
+		}
+		if resp != nil {
+			resp.Body.Close()
+		}
+		for i := range body.memory {
+			body.memory[i] = 1
+		}
+		if err := <-wire.done; !errors.Is(err, errRevoked) {
+			t.Fatalf("reading after the end: %v", err)
+		}
+	}
+}
