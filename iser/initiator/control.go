@@ -374,6 +374,7 @@ func (s *Session) roundTripOn(ctx context.Context, t *task, tag pdu.TaskTag, imm
 	}
 	s.mu.Unlock()
 	s.mover.flush(true)
+	s.mover.rouse()
 	select {
 	case <-t.done:
 	case <-ctx.Done():

@@ -40,6 +40,7 @@ type transfer struct {
 	base   uint64        // of the binding; belongs to who flushes
 	key    atomic.Uint32 // of the live binding; 0 if there is none
 	posted atomic.Bool   // the command was handed to the queue pair
+	over   bool          // its last PDU is there: only references of the send queue are waited for; guarded by iserMover.mu
 }
 
 // item is a work request that is to be posted.
@@ -83,10 +84,11 @@ type slot struct {
 // iserMover moves the data of one session over one RDMA connection (RFC 7145). Reads and solicited writes are the target's RDMA
 // Writes and Reads of a window that is bound for the task and invalidated before the task ends (ISER-40).
 type iserMover struct {
-	pd  rdma.PD
-	cq  rdma.CQ
-	qp  rdma.QP
-	mem *memory
+	pd     rdma.PD
+	recvCQ rdma.CQ // of messages; whoever has the role of recv waits on it
+	sendCQ rdma.CQ // is looked at now and then; only the sender goroutine waits on it, if it has to
+	qp     rdma.QP
+	mem    *memory
 
 	p         *Parameters // nil during login
 	expStatSN func() pdu.Serial
@@ -99,9 +101,12 @@ type iserMover struct {
 	slotMR  rdma.MR
 	windows []rdma.Window
 
-	// Owned by the goroutine that receives.
+	// Owned by who has the role of recv.
+	up       upcalls
 	wcs      [pollBatch]rdma.WC
 	reposted []rdma.RecvWR
+
+	recv receiving
 
 	kick chan struct{} // capacity 1: wakes the sender goroutine
 	stop chan struct{} // closed when run ends
@@ -115,6 +120,8 @@ type iserMover struct {
 	slots    []slot
 	posted   uint64 // work requests reserved so far; slots are posted modulo their number
 	retired  uint64 // those before are complete
+	awaited  bool   // a task that is over waits for a completion
+	done     [pollBatch]rdma.WC
 	dead     bool
 	cause    error // what the target broke
 
@@ -125,7 +132,8 @@ type iserMover struct {
 }
 
 // message takes one completion of a receive.
-func (m *iserMover) message(s upcalls, wc *rdma.WC) error {
+func (m *iserMover) message(wc *rdma.WC) error {
+	s := m.up
 	h, data, err := parseMessage(m.recvs[wc.ID].SGE[0].Buf[:wc.Bytes], m.maxRecv)
 	if err != nil {
 		return err
@@ -213,6 +221,7 @@ func (t *task) solicited() bool { return len(t.in) > 0 || int(t.sent) < len(t.ou
 func (m *iserMover) command(t *task, ahs []byte) {
 	x := &t.move
 	x.ahs = ahs
+	m.recv.tasks.Add(1)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.dead {
@@ -282,13 +291,18 @@ func (m *iserMover) end(t *task) bool {
 		m.qp.Disconnect()
 		return false
 	}
+	m.recv.tasks.Add(-1)
 	key := x.key.Swap(0)
-	if key == 0 {
+	if key == 0 && t.refs.Load() == 1 {
 		return true
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !m.dead {
+	if m.dead {
+		return true
+	}
+	x.over, m.awaited = true, true
+	if key != 0 {
 		t.refs.Add(1)
 		m.pending = append(m.pending, item{op: itemInvalidate, t: t, ref: t, key: key})
 	}
@@ -308,13 +322,17 @@ func (m *iserMover) finish(t *task) {
 	x.mem, x.mr, x.ahs = nil, nil, nil
 	x.key.Store(0)
 	x.posted.Store(false)
+	x.over = false
 }
 
 func (m *iserMover) alloc(n int) ([]byte, error) { return m.mem.alloc(n) }
 
 func (m *iserMover) free(b []byte) { m.mem.release(b) }
 
-func (m *iserMover) close() { m.qp.Disconnect() }
+func (m *iserMover) close() {
+	m.qp.Disconnect()
+	m.rouse()
+}
 
 func (m *iserMover) workLocked() bool {
 	return !m.dead && m.next < len(m.pending) && m.posted-m.retired < sendSlots
@@ -324,28 +342,67 @@ func (m *iserMover) workLocked() bool {
 func (m *iserMover) flush(bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.flushing || !m.workLocked() {
+	if m.flushing {
 		return
 	}
+	if m.posted-m.retired > sendSlots/2 {
+		m.reapLocked()
+	}
 	m.flushing = true
-	for n := 0; m.workLocked(); n++ {
-		if n == inlineBatches {
-			select {
-			case m.kick <- struct{}{}:
-			default:
-			}
-			break
-		}
+	for n := 0; m.workLocked() && n < inlineBatches; n++ {
 		m.postLocked()
 	}
 	m.flushing = false
+	if m.awaited {
+		m.reapLocked()
+		m.awaited = m.awaitedLocked()
+	}
 	if m.dead {
 		m.idle.Broadcast()
+	} else if m.awaited || m.next < len(m.pending) {
+		select {
+		case m.kick <- struct{}{}:
+		default:
+		}
 	}
 }
 
-// serve is the sender goroutine. It ends when stop is closed.
+// reapLocked takes the completions of the send queue that are there.
+func (m *iserMover) reapLocked() {
+	for {
+		n, _ := m.sendCQ.Poll(m.done[:])
+		for i := range m.done[:n] {
+			m.retireLocked(&m.done[i])
+		}
+		if n < len(m.done) {
+			return
+		}
+	}
+}
+
+// awaitedLocked reports whether a task that is over waits for a completion.
+func (m *iserMover) awaitedLocked() bool {
+	for i := m.next; i < len(m.pending); i++ {
+		if t := m.pending[i].ref; t != nil && t.move.over {
+			return true
+		}
+	}
+	return m.awaitedInQueueLocked()
+}
+
+// awaitedInQueueLocked is awaitedLocked for what is posted.
+func (m *iserMover) awaitedInQueueLocked() bool {
+	for seq := m.retired; seq < m.posted; seq++ {
+		if t := m.slots[seq%sendSlots].ref; t != nil && t.move.over {
+			return true
+		}
+	}
+	return false
+}
+
+// serve is the sender goroutine, for what others could not do without waiting. It ends when stop is closed.
 func (m *iserMover) serve() {
+	var wcs [pollBatch]rdma.WC
 	for {
 		select {
 		case <-m.kick:
@@ -353,7 +410,32 @@ func (m *iserMover) serve() {
 		case <-m.stop:
 			return
 		}
+		for m.starved() {
+			n, err := m.sendCQ.Wait(context.Background(), wcs[:], false)
+			if err != nil {
+				break // the connection is over, or about to be
+			}
+			m.mu.Lock()
+			for i := range wcs[:n] {
+				m.retireLocked(&wcs[i])
+			}
+			m.mu.Unlock()
+			m.flush(true)
+		}
 	}
+}
+
+// starved reports whether something waits for a completion that will come.
+func (m *iserMover) starved() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case m.dead || m.flushing: // who flushes wakes us again
+		return false
+	case m.next < len(m.pending) && m.posted-m.retired == sendSlots:
+		return true
+	}
+	return m.awaited && m.awaitedInQueueLocked()
 }
 
 // postLocked posts what fits in the send queue, and releases mu meanwhile. Bindings go first: a command names the STag.
@@ -531,14 +613,15 @@ func (m *iserMover) fail(err error) {
 		m.cause = err
 	}
 	m.mu.Unlock()
-	m.qp.Disconnect()
+	m.close()
 }
 
-// retire takes a completion: all work requests up to it are complete, and what they refer to is free.
-func (m *iserMover) retire(seq uint64) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for m.retired <= seq && m.retired < m.posted {
+// retireLocked takes a completion: all work requests up to it are complete, and what they refer to is free.
+func (m *iserMover) retireLocked(wc *rdma.WC) {
+	if wc.Status != rdma.StatusSuccess {
+		return // the connection is over, and abandon retires all
+	}
+	for m.retired <= wc.ID && m.retired < m.posted {
 		s := &m.slots[m.retired%sendSlots]
 		if s.ref != nil {
 			s.ref.unref()
@@ -550,46 +633,18 @@ func (m *iserMover) retire(seq uint64) {
 
 // run implements datamover.
 func (m *iserMover) run(s upcalls) error {
+	m.up = s
 	served := make(chan struct{})
 	go func() {
 		m.serve()
 		close(served)
 	}()
-	err := m.receive(s)
+	err := m.receive()
+	m.recv.timer.Stop()
 	m.abandon()
 	close(m.stop)
 	<-served
 	return err
-}
-
-func (m *iserMover) receive(s upcalls) error {
-	for {
-		n, err := m.cq.Wait(context.Background(), m.wcs[:], false)
-		if err != nil {
-			return m.reason(err)
-		}
-		m.reposted = m.reposted[:0]
-		for i := range m.wcs[:n] {
-			wc := &m.wcs[i]
-			switch {
-			case wc.Status != rdma.StatusSuccess:
-				return m.reason(nil)
-			case wc.Op != rdma.OpRecv:
-				m.retire(wc.ID)
-				continue
-			}
-			if err := m.message(s, wc); err != nil {
-				return err
-			}
-			m.reposted = append(m.reposted, m.recvs[wc.ID])
-		}
-		if len(m.reposted) > 0 {
-			if _, err := m.qp.PostRecv(m.reposted); err != nil {
-				return m.reason(err)
-			}
-		}
-		m.flush(false)
-	}
 }
 
 // abandon ends the connection and gives all memory back. When it returns, nobody touches a task or its buffers any more.
@@ -618,8 +673,10 @@ func (m *iserMover) abandon() {
 	for _, w := range m.windows {
 		w.Close()
 	}
-	if m.cq != nil {
-		m.cq.Close()
+	for _, cq := range []rdma.CQ{m.recvCQ, m.sendCQ} {
+		if cq != nil {
+			cq.Close()
+		}
 	}
 	for _, p := range m.fixed {
 		m.mem.put(p)
@@ -653,7 +710,7 @@ const nudgeAfter = 250 * time.Millisecond
 func (m *iserMover) nextMessage(ctx context.Context) (*rdma.WC, error) {
 	for {
 		patience, cancel := context.WithTimeout(ctx, nudgeAfter)
-		n, err := m.cq.Wait(patience, m.wcs[:1], false)
+		n, err := m.recvCQ.Wait(patience, m.wcs[:1], false)
 		cancel()
 		switch {
 		case ctx.Err() != nil:
@@ -673,10 +730,7 @@ func (m *iserMover) nextMessage(ctx context.Context) (*rdma.WC, error) {
 		if wc.Status != rdma.StatusSuccess {
 			return nil, m.reason(nil)
 		}
-		if wc.Op == rdma.OpRecv {
-			return wc, nil
-		}
-		m.retire(wc.ID)
+		return wc, nil
 	}
 }
 

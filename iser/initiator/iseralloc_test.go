@@ -16,7 +16,7 @@ type mirror struct {
 	rdma.Provider
 	mu         sync.Mutex
 	cond       *sync.Cond
-	wcs        []rdma.WC
+	wcs        [2][]rdma.WC // of receives, and of sends
 	recvs      []rdma.RecvWR
 	key        uint32
 	stat       pdu.Serial
@@ -33,7 +33,8 @@ type (
 	}
 	mirrorCQ struct {
 		rdma.CQ
-		m *mirror
+		m   *mirror
+		wcs *[]rdma.WC
 	}
 	mirrorQP struct {
 		rdma.QP
@@ -42,7 +43,7 @@ type (
 )
 
 func (p *mirror) AllocPD() (rdma.PD, error)                    { return mirrorPD{}, nil }
-func (p *mirror) CreateCQ(int) (rdma.CQ, error)                { return mirrorCQ{m: p}, nil }
+func (p *mirror) CreateCQ(int) (rdma.CQ, error)                { return &mirrorCQ{m: p}, nil }
 func (mirrorPD) Register([]byte, rdma.Access) (rdma.MR, error) { return mirrorMR{}, nil }
 func (mirrorPD) AllocWindow() (rdma.Window, error)             { return new(mirrorWindow), nil }
 func (mirrorPD) Close() error                                  { return nil }
@@ -51,22 +52,32 @@ func (mirrorMR) Deregister() error                             { return nil }
 func (w *mirrorWindow) RKey() uint32                           { return w.key.Load() }
 func (w *mirrorWindow) Addr() uint64                           { return 0x1000 }
 func (w *mirrorWindow) Close() error                           { return nil }
-func (c mirrorCQ) Close() error                                { return nil }
+func (c *mirrorCQ) Close() error                               { return nil }
 func (q mirrorQP) Err() error                                  { return rdma.ErrDisconnected }
 func (q mirrorQP) Close() error                                { q.Disconnect(); return nil }
 
-func (c mirrorCQ) Wait(_ context.Context, wc []rdma.WC, _ bool) (int, error) {
+func (c *mirrorCQ) Poll(wc []rdma.WC) (int, error) {
 	c.m.mu.Lock()
 	defer c.m.mu.Unlock()
-	for len(c.m.wcs) == 0 {
+	return c.takeLocked(wc), nil
+}
+
+func (c *mirrorCQ) takeLocked(wc []rdma.WC) int {
+	n := copy(wc, *c.wcs)
+	*c.wcs = append((*c.wcs)[:0], (*c.wcs)[n:]...)
+	return n
+}
+
+func (c *mirrorCQ) Wait(_ context.Context, wc []rdma.WC, _ bool) (int, error) {
+	c.m.mu.Lock()
+	defer c.m.mu.Unlock()
+	for len(*c.wcs) == 0 {
 		if c.m.closed {
 			return 0, rdma.ErrClosed
 		}
 		c.m.cond.Wait()
 	}
-	n := copy(wc, c.m.wcs)
-	c.m.wcs = append(c.m.wcs[:0], c.m.wcs[n:]...)
-	return n, nil
+	return c.takeLocked(wc), nil
 }
 
 func (q mirrorQP) Disconnect() {
@@ -97,10 +108,10 @@ func (q mirrorQP) PostSend(wrs []rdma.SendWR) (int, error) {
 			m.answer(wr.SGE[0].Buf)
 		}
 		if wr.Flags&rdma.Signaled != 0 {
-			m.wcs = append(m.wcs, rdma.WC{ID: wr.ID, Op: wr.Op})
+			m.wcs[1] = append(m.wcs[1], rdma.WC{ID: wr.ID, Op: wr.Op})
 		}
 	}
-	m.cond.Signal()
+	m.cond.Broadcast()
 	return len(wrs), nil
 }
 
@@ -120,7 +131,7 @@ func (m *mirror) answer(b []byte) {
 	if m.invalidate && key != 0 {
 		wc.Invalidated, wc.InvalidatedKey = true, key
 	}
-	m.wcs = append(m.wcs, wc)
+	m.wcs[0] = append(m.wcs[0], wc)
 }
 
 func mirrorLUN(t testing.TB, invalidate bool) *LUN {
@@ -138,6 +149,7 @@ func mirrorLUN(t testing.TB, invalidate bool) *LUN {
 		t.Fatal(err)
 	}
 	mover.qp = mirrorQP{m: m}
+	mover.recvCQ.(*mirrorCQ).wcs, mover.sendCQ.(*mirrorCQ).wcs = &m.wcs[0], &m.wcs[1]
 	m.recvs = append(m.recvs, mover.recvs...)
 	s := prepareSession(o, &Login{Parameters: Parameters{ISER: true, MaxSend: 8192, MaxBurst: 1 << 20, FirstBurst: 65536, MaxRecv: 8192, ImmediateData: true, InitialR2T: true},
 		CmdSN: 1, ExpStatSN: 1, MaxCmdSN: 64})

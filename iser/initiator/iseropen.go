@@ -162,6 +162,7 @@ func newISERMover(o *Options) (*iserMover, error) {
 		slots: make([]slot, sendSlots), wrs: make([]rdma.SendWR, 0, sendSlots), reposted: make([]rdma.RecvWR, 0, pollBatch),
 	}
 	m.idle.L = &m.mu
+	m.recv.init(m.watch)
 	if err := m.allocate(o); err != nil {
 		m.abandon()
 		return nil, err
@@ -197,8 +198,10 @@ func (m *iserMover) allocate(o *Options) error {
 		}
 		m.windows = append(m.windows, w)
 	}
-	if m.cq, err = o.ISER.Provider.CreateCQ(count + sendSlots); err != nil {
-		return fmt.Errorf("initiator: %w", err)
+	for cq, depth := range map[*rdma.CQ]int{&m.recvCQ: count, &m.sendCQ: sendSlots} {
+		if *cq, err = o.ISER.Provider.CreateCQ(depth); err != nil {
+			return fmt.Errorf("initiator: %w", err)
+		}
 	}
 	return nil
 }
@@ -273,7 +276,7 @@ func (m *iserMover) open(ctx context.Context, o *Options) (*Login, error) {
 // connect makes the RDMA connection, with all receives posted before.
 func (m *iserMover) connect(ctx context.Context, d rdma.Dialer, i *ISER) error {
 	defer d.Close()
-	qp, err := d.CreateQP(m.pd, rdma.QPAttr{SendCQ: m.cq, RecvCQ: m.cq, MaxSend: sendSlots, MaxRecv: len(m.recvs), MaxSendSGE: sendSGEs})
+	qp, err := d.CreateQP(m.pd, rdma.QPAttr{SendCQ: m.sendCQ, RecvCQ: m.recvCQ, MaxSend: sendSlots, MaxRecv: len(m.recvs), MaxSendSGE: sendSGEs})
 	if err != nil {
 		return fmt.Errorf("initiator: %w", err)
 	}

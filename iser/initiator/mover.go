@@ -1,6 +1,10 @@
 package initiator
 
-import "github.com/isergate/isergate/iser/iscsi/pdu"
+import (
+	"context"
+
+	"github.com/isergate/isergate/iser/iscsi/pdu"
+)
 
 // datamover is the initiator's side of the datamover architecture (RFC 5047): what moves PDUs and
 // payload for a session. Over TCP that is Data-In, R2T and Data-Out; over iSER it is windows that the target reads and
@@ -22,8 +26,12 @@ type datamover interface {
 	// run receives until the connection fails or is closed, and returns why. It fills t.in and
 	// feeds s. When it has returned, it touches no task.
 	run(s upcalls) error
+	// attend is called by who waits for the end of t: it may receive meanwhile, until t or ctx has ended.
+	attend(ctx context.Context, t *task)
+	// rouse makes sure that somebody receives though nobody attends.
+	rouse()
 	// end takes the peer's access to the buffers of t, whose last PDU is there: t's references count what that has to wait for. It is false if the peer ended
-	// what it cannot know of; then t goes on, and the connection fails. The goroutine of run calls it, and once more for each task after run has returned.
+	// what it cannot know of; then t goes on, and the connection fails. Who receives calls it, and run's caller once more for each task after run has returned.
 	end(t *task) bool
 	// finish gives t.in and t.out back. It is called by who owns the slot, for each task that was prepared, when all
 	// references are gone.
@@ -35,7 +43,7 @@ type datamover interface {
 	close()
 }
 
-// upcalls is what a datamover tells a session, from the goroutine of run.
+// upcalls is what a datamover tells a session, from run or attend, one call at a time.
 type upcalls interface {
 	// task returns the active SCSI task with the tag, or nil.
 	task(tag pdu.TaskTag) *task

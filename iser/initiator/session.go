@@ -212,6 +212,7 @@ func (s *Session) part(err error, loggedOut bool) {
 	if _, ok := s.mover.(*iserMover); ok && loggedOut {
 		timer := time.NewTimer(logoutPatience)
 		defer timer.Stop()
+		s.mover.rouse()
 		select {
 		case <-s.done:
 		case <-timer.C:
@@ -300,6 +301,7 @@ func (s *Session) Submit(ctx context.Context, lun uint16, attr pdu.TaskAttr, cdb
 	if err != nil {
 		return nil, err
 	}
+	s.mover.rouse()
 	return &Command{s: s, t: t, Tag: t.cmd.ITT, CmdSN: t.cmd.CmdSN, lun: t.cmd.LUN}, nil
 }
 
@@ -392,6 +394,7 @@ func (s *Session) waitWindowLocked(ctx context.Context) error {
 	s.waiters = append(s.waiters, w)
 	s.mu.Unlock()
 	defer s.mu.Lock()
+	s.mover.rouse()
 	select {
 	case <-w:
 		return nil
@@ -440,6 +443,7 @@ func (s *Session) release(t *task) {
 
 // wait waits for the end of a SCSI task and releases it.
 func (s *Session) wait(ctx context.Context, t *task) (Response, error) {
+	s.mover.attend(ctx, t)
 	select {
 	case <-t.done:
 	case <-ctx.Done():
@@ -472,7 +476,7 @@ func (s *Session) abandon(t *task) {
 	<-t.done
 }
 
-// finishLocked ends an active task. Only the goroutine that reads the connection calls it.
+// finishLocked ends an active task. Only who receives calls it.
 func (s *Session) finishLocked(t *task, err error) {
 	if t.kind == scsiTask && !s.mover.end(t) {
 		return // the connection is failing, and the task with it

@@ -1,6 +1,8 @@
 package initiator
 
 import (
+	"context"
+
 	"github.com/isergate/isergate/iser/iscsi/pdu"
 )
 
@@ -31,6 +33,10 @@ func (m *tcpMover) close() { m.c.Close() }
 func (m *tcpMover) prepare(*task) error { return nil }
 
 func (m *tcpMover) end(*task) bool { return true }
+
+func (m *tcpMover) attend(context.Context, *task) {}
+
+func (m *tcpMover) rouse() {}
 
 func (m *tcpMover) finish(*task) {}
 

@@ -271,7 +271,8 @@ func (r *run) stream(ctx context.Context, u Unit, rng *rand.Rand, h *Histogram, 
 		if !errors.As(err, &status) || status.Status != initiator.CheckCondition || status.Sense.Key != initiator.KeyIllegalRequest {
 			refused = 0
 		} else if refused++; refused == permanentErrors {
-			r.permanent.CompareAndSwap(nil, &err)
+			reason := err // err itself stays off the heap
+			r.permanent.CompareAndSwap(nil, &reason)
 			r.stop.Store(true)
 		}
 	}
