@@ -242,6 +242,20 @@ func TestCapturedFramesAreReceived(t *testing.T) {
 	}
 }
 
+// put makes a binding of an STag that is given.
+func (t *tagTable) put(key uint32, b binding) {
+	b.key = key
+	s := t.slotLocked(key)
+	for s.key != 0 && s.key != key {
+		t.growLocked()
+		s = t.slotLocked(key)
+	}
+	if s.key == 0 {
+		t.used++
+	}
+	*s = b
+}
+
 // receiveCaptured gives a stream to a machine, a few FPDUs at a time.
 func receiveCaptured(t *testing.T, s *stream, crc, direct bool, rnd *rand.Rand) map[opcode]int {
 	const room = 1 << 20
@@ -276,7 +290,7 @@ func receiveCaptured(t *testing.T, s *stream, crc, direct bool, rnd *rand.Rand) 
 						break batch
 					}
 					window.tag, window.base = seg.stag, seg.to
-					m.q.tags.tags[seg.stag] = binding{mr: &region{}, buf: writes, base: seg.to, access: rdma.RemoteWrite, live: true}
+					m.q.tags.put(seg.stag, binding{mr: &region{}, buf: writes, base: seg.to, access: rdma.RemoteWrite, live: true})
 				}
 				at := seg.to - window.base
 				places = append(places, place{writes[at : at+uint64(len(payload))], payload})
@@ -304,21 +318,21 @@ func receiveCaptured(t *testing.T, s *stream, crc, direct bool, rnd *rand.Rand) 
 			case seg.op == opReadRequest:
 				var q readRequest
 				q.decode(payload)
-				m.q.tags.tags[q.sourceTag] = binding{mr: &region{}, buf: make([]byte, q.size), base: q.sourceTO, access: rdma.RemoteRead, live: true}
+				m.q.tags.put(q.sourceTag, binding{mr: &region{}, buf: make([]byte, q.size), base: q.sourceTO, access: rdma.RemoteRead, live: true})
 				events = append(events, eventRequest)
 			case seg.op.isSend():
 				if seg.mo == 0 {
 					if len(sends) < 16<<10 {
 						sends = m.mem[:room]
 					}
-					m.q.recvs.post(&rdma.RecvWR{SGE: []rdma.SGE{{Buf: sends[:16<<10]}}})
+					m.q.recvs.post([]rdma.RecvWR{{SGE: []rdma.SGE{{Buf: sends[:16<<10]}}}})
 				}
 				places = append(places, place{sends[seg.mo : int(seg.mo)+len(payload)], payload})
 				if seg.last {
 					sends = sends[16<<10:]
 					if seg.op.invalidates() {
-						if _, ok := m.q.tags.tags[seg.stag]; !ok {
-							m.q.tags.tags[seg.stag] = binding{mr: &region{}, buf: writes, live: true}
+						if m.q.tags.findLocked(seg.stag) == nil {
+							m.q.tags.put(seg.stag, binding{mr: &region{}, buf: writes, live: true})
 						}
 						window.tag = 0
 					}

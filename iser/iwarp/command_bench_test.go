@@ -158,7 +158,7 @@ func commands(b *testing.B, o Options, size, depth int, write bool) {
 	windows := make([]rdma.Window, depth)
 	commands := make([][]rdma.SGE, depth)
 	free := make([]int, 0, depth)
-	slots := make(map[uint32]int, depth)
+	order := make([]int, depth) // of the commands: their answers come in it
 	for k := range windows {
 		w, err := i.pd.AllocWindow()
 		if err != nil {
@@ -185,6 +185,7 @@ func commands(b *testing.B, o Options, size, depth int, write bool) {
 			for sent < b.N && len(free) > 0 {
 				k := free[len(free)-1]
 				free = free[:len(free)-1]
+				order[sent%depth] = k
 				sent++
 				if !inCapsule {
 					binds = append(binds, rdma.SendWR{Op: rdma.OpBind, Bind: rdma.Bind{Window: windows[k], MR: i.arena.MR(), Buf: i.buf[data : data+size], Access: access}})
@@ -193,16 +194,15 @@ func commands(b *testing.B, o Options, size, depth int, write bool) {
 			}
 			if len(sends) > 0 {
 				if len(binds) > 0 {
-					i.send(binds...)
+					i.qp.PostSend(binds)
 					for n := range binds {
 						k := free[:first][first-1-n]
 						m := i.buf[512<<10+k*128:]
-						slots[windows[k].RKey()] = k
 						binary.BigEndian.PutUint32(m, windows[k].RKey())
 						binary.BigEndian.PutUint64(m[4:], windows[k].Addr())
 					}
 				}
-				i.send(sends...)
+				i.qp.PostSend(sends)
 			}
 			n, err := i.separate.Wait(b.Context(), wcs[:], false)
 			if err != nil {
@@ -213,12 +213,11 @@ func commands(b *testing.B, o Options, size, depth int, write bool) {
 				if wc.Status != rdma.StatusSuccess {
 					b.Fatalf("%+v: %v, target: %v", wc, i.qp.Err(), r.qp.Err())
 				}
-				if inCapsule {
-					free = append(free, len(free))
-				} else {
-					free = append(free, slots[wc.InvalidatedKey])
-					delete(slots, wc.InvalidatedKey)
+				k := order[done%depth]
+				if wc.Invalidated && wc.InvalidatedKey != windows[k].RKey() {
+					b.Fatalf("command %d: STag %#x was invalidated instead of %#x", done, wc.InvalidatedKey, windows[k].RKey())
 				}
+				free = append(free, k)
 				again = append(again, initiatorRecvs[wc.ID])
 				done++
 			}

@@ -99,8 +99,8 @@ func newMachine(t testing.TB, crc bool, rtr RTR) *machine {
 	m.q.resps.init(2)
 	bind := func(from, to int, a rdma.Access) (uint32, uint64) {
 		w, _ := d.AllocWindow()
-		key, prev, err := m.q.tags.reserve(&rdma.Bind{Window: w, MR: mr, Buf: m.mem[from:to], Access: a})
-		if err != nil || !m.q.tags.bind(key, prev) {
+		key, _, bound, err := m.q.tags.reserve(&rdma.Bind{Window: w, MR: mr, Buf: m.mem[from:to], Access: a}, true)
+		if err != nil || !bound {
 			t.Fatal("bind", err)
 		}
 		return key, w.Addr()
@@ -108,8 +108,8 @@ func newMachine(t testing.TB, crc bool, rtr RTR) *machine {
 	m.writable, m.base = bind(1000, 2000, rdma.RemoteRead|rdma.RemoteWrite)
 	m.readable, m.readableBase = bind(2000, 3000, rdma.RemoteRead)
 	sge := func(from, to int) rdma.SGE { return rdma.SGE{Buf: m.mem[from:to], LKey: mr.LKey()} }
-	m.q.recvs.post(&rdma.RecvWR{ID: 1, SGE: []rdma.SGE{sge(100, 150), sge(200, 250)}})
-	m.q.recvs.post(&rdma.RecvWR{ID: 2, SGE: []rdma.SGE{sge(300, 400)}})
+	m.q.recvs.post([]rdma.RecvWR{{ID: 1, SGE: []rdma.SGE{sge(100, 150), sge(200, 250)}}})
+	m.q.recvs.post([]rdma.RecvWR{{ID: 2, SGE: []rdma.SGE{sge(300, 400)}}})
 	m.q.reads.push(fuzzTag, fuzzTO, &sendWQE{sge: []rdma.SGE{sge(4000, 4300), sge(4400, 4800)}})
 	m.receiver.init(crc, rtr, &m.q)
 	return m

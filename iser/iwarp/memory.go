@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	rnd "math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -17,17 +18,27 @@ func addrOf(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b
 // domain is a protection domain.
 type domain struct {
 	// regions are replaced as a whole, so that a look-up for each element of a work request takes no lock.
-	regions atomic.Pointer[map[uint32]*region]
+	regions atomic.Pointer[regionTable]
 
-	mu      sync.Mutex // guards all below, and replacing regions
-	lastKey uint32
-	windows int
-	closed  bool
+	mu         sync.Mutex // guards all below, and replacing regions
+	generation uint32     // of keys
+	windows    int
+	closed     bool
 }
+
+// regionTable holds regions, each where the lower bits of its key say; nil where there is none.
+type regionTable struct {
+	at []*region
+	n  int // regions
+}
+
+// regionBits are the lower bits of a key, which say where in the table a region is. Those above change with each region, so that a key
+// that is used no more is not taken for the next one's for a long time.
+const regionBits = 16
 
 func newDomain() *domain {
 	d := new(domain)
-	d.regions.Store(new(map[uint32]*region))
+	d.regions.Store(&regionTable{at: []*region{nil}}) // nothing is at 0: no key is 0
 	return d
 }
 
@@ -41,29 +52,33 @@ func (d *domain) Register(buf []byte, access rdma.Access) (rdma.MR, error) {
 	if d.closed {
 		return nil, rdma.ErrClosed
 	}
-	old := *d.regions.Load()
-	for d.lastKey++; d.lastKey == 0 || old[d.lastKey] != nil; {
-		d.lastKey++
+	t := d.regions.Load().clone()
+	i := slices.Index(t.at[1:], nil) + 1
+	if i == 0 {
+		if i = len(t.at); i == 1<<regionBits {
+			return nil, fmt.Errorf("%w: %d regions in a protection domain", rdma.ErrInvalid, t.n)
+		}
+		t.at = append(t.at, nil)
 	}
-	r := &region{pd: d, key: d.lastKey, buf: buf, access: access}
-	d.replaceLocked(func(m map[uint32]*region) { m[r.key] = r })
+	d.generation++
+	r := &region{pd: d, key: d.generation<<regionBits | uint32(i), buf: buf, access: access}
+	t.at[i] = r
+	t.n++
+	d.regions.Store(t)
 	return r, nil
 }
 
-func (d *domain) replaceLocked(change func(map[uint32]*region)) {
-	old := *d.regions.Load()
-	m := make(map[uint32]*region, len(old)+1)
-	for k, r := range old {
-		m[k] = r
-	}
-	change(m)
-	d.regions.Store(&m)
-}
+func (t *regionTable) clone() *regionTable { return &regionTable{slices.Clone(t.at), t.n} }
 
 // check reports whether an element lies in its region and the region allows what it is for.
 func (d *domain) check(e *rdma.SGE, access rdma.Access) bool {
-	r := (*d.regions.Load())[e.LKey]
-	return r != nil && r.access&access == access && r.contains(e.Buf)
+	at := d.regions.Load().at
+	i := e.LKey & (1<<regionBits - 1)
+	if int(i) >= len(at) {
+		return false
+	}
+	r := at[i]
+	return r != nil && r.key == e.LKey && r.access&access == access && r.contains(e.Buf)
 }
 
 // AllocWindow implements rdma.PD.
@@ -81,8 +96,8 @@ func (d *domain) AllocWindow() (rdma.Window, error) {
 func (d *domain) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.windows > 0 || len(*d.regions.Load()) > 0 {
-		return fmt.Errorf("%w: protection domain with %d regions and %d windows", rdma.ErrBusy, len(*d.regions.Load()), d.windows)
+	if n := d.regions.Load().n; d.windows > 0 || n > 0 {
+		return fmt.Errorf("%w: protection domain with %d regions and %d windows", rdma.ErrBusy, n, d.windows)
 	}
 	d.closed = true
 	return nil
@@ -117,7 +132,10 @@ func (r *region) Deregister() error {
 	}
 	r.pd.mu.Lock()
 	defer r.pd.mu.Unlock()
-	r.pd.replaceLocked(func(m map[uint32]*region) { delete(m, r.key) })
+	t := r.pd.regions.Load().clone()
+	t.at[r.key&(1<<regionBits-1)] = nil
+	t.n--
+	r.pd.regions.Store(t)
 	return nil
 }
 
@@ -175,100 +193,150 @@ func (w *window) Close() error {
 
 // binding is what an STag stands for.
 type binding struct {
+	key    uint32 // 0: there is none
+	access rdma.Access
+	live   bool // carried out; before, the STag is only reserved
 	w      *window
 	mr     *region
 	buf    []byte
 	base   uint64 // TO of the first byte; base+len(buf) does not wrap
-	access rdma.Access
-	live   bool // carried out; before, the STag is only reserved
 }
 
 // tagTable holds the STags of one connection. What it maps can be reached by the peer, and is touched under mu only: after drop returned nobody
 // touches the memory any more (IWARP-63).
 type tagTable struct {
-	mu   sync.Mutex // guards all below, and the content of the memory against invalidation
-	tags map[uint32]binding
+	mu sync.Mutex // guards all below, and the content of the memory against invalidation
+	// slots holds each binding where the lower bits of its STag say: of the STags that are drawn, one is taken whose place is free. It is at most
+	// half full, and a power of two.
+	slots []binding
+	used  int
 	// ended counts what takes access away.
 	ended uint64
 	gen   *rnd.ChaCha8 // STags and TOs that cannot be guessed from others
 }
 
+// minTags is how many slots a table begins with.
+const minTags = 64
+
 func newTagTable() *tagTable {
 	var seed [32]byte
 	rand.Read(seed[:]) // never fails
-	return &tagTable{tags: make(map[uint32]binding), gen: rnd.NewChaCha8(seed)}
+	return &tagTable{slots: make([]binding, minTags), gen: rnd.NewChaCha8(seed)}
 }
 
-// pickLocked returns an STag that is not in use, never 0.
-func (t *tagTable) pickLocked() uint32 {
+// slotLocked is where a binding of that STag is, or would be.
+func (t *tagTable) slotLocked(key uint32) *binding { return &t.slots[key&uint32(len(t.slots)-1)] }
+
+// findLocked returns the binding of an STag, nil if there is none.
+func (t *tagTable) findLocked(key uint32) *binding {
+	if b := t.slotLocked(key); b.key == key && key != 0 {
+		return b
+	}
+	return nil
+}
+
+// pick returns an STag for the sink of one RDMA Read, never 0. It is not in the table: only its Read Response may name it.
+func (t *tagTable) pick() uint32 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	for {
-		key := uint32(t.gen.Uint64() >> 32)
-		if _, used := t.tags[key]; !used && key != 0 {
+		if key := uint32(t.gen.Uint64() >> 32); key != 0 && t.findLocked(key) == nil {
 			return key
 		}
 	}
 }
 
-// pick returns an STag for the sink of one RDMA Read. It is not in the table: only its Read Response may name it.
-func (t *tagTable) pick() uint32 {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.pickLocked()
+// addLocked draws an STag and returns its slot, which the caller fills.
+func (t *tagTable) addLocked() *binding {
+	if 2*t.used >= len(t.slots) {
+		t.growLocked()
+	}
+	for {
+		key := uint32(t.gen.Uint64() >> 32)
+		if b := t.slotLocked(key); b.key == 0 && key != 0 {
+			b.key = key
+			t.used++
+			return b
+		}
+	}
+}
+
+// growLocked doubles the table. What had places of its own still has.
+func (t *tagTable) growLocked() {
+	old := t.slots
+	t.slots = make([]binding, 2*len(old))
+	for i := range old {
+		if key := old[i].key; key != 0 {
+			*t.slotLocked(key) = old[i]
+		}
+	}
+}
+
+// removeLocked ends a binding that is in the table.
+func (t *tagTable) removeLocked(b *binding) {
+	*b = binding{}
+	t.used--
 }
 
 // has reports whether a binding was carried out and not ended.
 func (t *tagTable) has(key uint32) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.tags[key].live
+	b := t.findLocked(key)
+	return b != nil && b.live
 }
 
-// reserve gives a binding its STag and TO, before it is carried out. It returns the STag, and the one that the window had in this table before.
-func (t *tagTable) reserve(b *rdma.Bind) (key, previous uint32, err error) {
+// reserve gives a binding its STag and TO. It returns the STag, and the one that the window had in this table before. With now, the binding is
+// carried out at once, as bind does it; bound reports whether that was possible.
+func (t *tagTable) reserve(b *rdma.Bind, now bool) (key, previous uint32, bound bool, err error) {
 	w, ok := b.Window.(*window)
 	mr, ok2 := b.MR.(*region)
 	if !ok || !ok2 || w.pd != mr.pd || len(b.Buf) == 0 || !mr.contains(b.Buf) || b.Access&^(rdma.RemoteRead|rdma.RemoteWrite) != 0 ||
 		b.Access&rdma.RemoteWrite != 0 && mr.access&rdma.LocalWrite == 0 {
-		return 0, 0, fmt.Errorf("%w: Bind", rdma.ErrInvalid)
+		return 0, 0, false, fmt.Errorf("%w: Bind", rdma.ErrInvalid)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.closed {
-		return 0, 0, rdma.ErrClosed
+		return 0, 0, false, rdma.ErrClosed
 	}
 	if w.table == t {
 		previous = w.key.Load()
 	} else if w.table != nil && w.table.has(w.key.Load()) {
-		return 0, 0, fmt.Errorf("%w: the window is bound to another queue pair", rdma.ErrInvalid)
+		return 0, 0, false, fmt.Errorf("%w: the window is bound to another queue pair", rdma.ErrInvalid)
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	key = t.pickLocked()
 	base := t.gen.Uint64() &^ 0xfff
 	if base > -uint64(len(b.Buf))-1 {
 		base -= uint64(len(b.Buf)+0xfff) &^ 0xfff
 	}
-	t.tags[key] = binding{w: w, mr: mr, buf: b.Buf, base: base, access: b.Access}
+	x := t.addLocked()
+	x.w, x.mr, x.buf, x.base, x.access = w, mr, b.Buf, base, b.Access
+	key = x.key
 	w.table = t
 	w.key.Store(key)
 	w.base.Store(base)
-	return key, previous, nil
+	if now {
+		bound = t.bindLocked(x, previous)
+	}
+	return key, previous, bound, nil
 }
 
 // bind carries out what reserve prepared. It fails if the window is still bound by another STag, or the region is gone. previous is that other STag, if any.
 func (t *tagTable) bind(key, previous uint32) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	b, ok := t.tags[key]
-	if !ok {
-		return false // the window was closed meanwhile
-	}
-	if p, ok := t.tags[previous]; ok && p.live && p.w == b.w || !b.mr.hold() {
-		delete(t.tags, key)
+	b := t.findLocked(key)
+	return b != nil && t.bindLocked(b, previous) // else the window was closed meanwhile
+}
+
+func (t *tagTable) bindLocked(b *binding, previous uint32) bool {
+	if p := t.findLocked(previous); p != nil && p.live && p.w == b.w || !b.mr.hold() {
+		t.removeLocked(b)
 		return false
 	}
 	b.live = true
-	t.tags[key] = b
 	return true
 }
 
@@ -276,28 +344,30 @@ func (t *tagTable) bind(key, previous uint32) bool {
 func (t *tagTable) invalidate(key uint32) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	b, ok := t.tags[key]
-	if !ok || !b.live {
+	b := t.findLocked(key)
+	if b == nil || !b.live {
 		return false
 	}
-	delete(t.tags, key)
-	t.ended++
-	b.mr.release()
+	t.endLocked(b)
 	return true
+}
+
+// endLocked ends a binding, carried out or not.
+func (t *tagTable) endLocked(b *binding) {
+	if b.live {
+		b.mr.release()
+	}
+	t.removeLocked(b)
+	t.ended++
 }
 
 // drop ends all bindings of w, carried out or not.
 func (t *tagTable) drop(w *window) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for key, b := range t.tags {
-		if b.w != w {
-			continue
-		}
-		delete(t.tags, key)
-		t.ended++
-		if b.live {
-			b.mr.release()
+	for i := range t.slots {
+		if b := &t.slots[i]; b.w == w {
+			t.endLocked(b)
 		}
 	}
 }
@@ -306,12 +376,11 @@ func (t *tagTable) drop(w *window) {
 func (t *tagTable) clear() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, b := range t.tags {
-		if b.live {
-			b.mr.release()
+	for i := range t.slots {
+		if b := &t.slots[i]; b.key != 0 {
+			t.endLocked(b)
 		}
 	}
-	clear(t.tags)
 	t.ended++
 }
 
@@ -328,9 +397,9 @@ const (
 
 // reachLocked returns the n bytes, at least one, at to if the peer has that right there. They may be touched until mu is let go.
 func (t *tagTable) reachLocked(key uint32, to uint64, n int, right rdma.Access) ([]byte, access) {
-	b, ok := t.tags[key]
+	b := t.findLocked(key)
 	switch {
-	case !ok || !b.live:
+	case b == nil || !b.live:
 		return nil, accessInvalid
 	case b.access&right == 0:
 		return nil, accessDenied

@@ -33,6 +33,9 @@ type progress struct {
 	turns atomic.Uint64 // how often the role was given up
 	armed atomic.Bool   // the timer runs, or its function does
 
+	// into belongs to who has the role: where receives that complete go at once if he waits for them himself.
+	into []rdma.WC
+
 	timer    *time.Timer
 	attached bool
 	seen     uint64        // of turns, by the timer's function
@@ -154,20 +157,32 @@ func (q *queuePair) drive(ctx context.Context, c *completionQueue, wc []rdma.WC,
 		interrupted, broken := q.read()
 		c.parked.Store(false)
 		if broken == nil {
-			broken = q.look()
+			n, broken = q.lookFor(c, wc, solicited)
 		}
 		if broken != nil {
 			q.prog.err = broken
 			q.prog.role.Store(roleBroken)
 			q.call()
-			return 0, nil
+			return n, nil
 		}
-		if interrupted {
+		if interrupted || n > 0 {
 			break
 		}
 		n, parked, err = c.takeOrPark(wc, solicited)
 	}
 	q.yield()
+	return n, err
+}
+
+// lookFor is look on behalf of one who waits on c, which was empty: receives that complete go to wc at once, and it returns how many did. Those that do not
+// fit, and all others, go to their queues.
+func (q *queuePair) lookFor(c *completionQueue, wc []rdma.WC, solicited bool) (int, error) {
+	if c == q.recvCQ && !solicited {
+		q.prog.into = wc[:0:len(wc)]
+	}
+	err := q.look()
+	n := len(q.prog.into)
+	q.prog.into = nil
 	return n, err
 }
 

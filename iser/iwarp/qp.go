@@ -140,31 +140,64 @@ func (q *queuePair) Err() error {
 // PostRecv implements rdma.QP.
 func (q *queuePair) PostRecv(wrs []rdma.RecvWR) (int, error) {
 	for i := range wrs {
-		w := &wrs[i]
-		if len(w.SGE) > q.attr.MaxRecvSGE {
-			return i, fmt.Errorf("%w: receive of %d elements", rdma.ErrInvalid, len(w.SGE))
-		}
-		for j := range w.SGE {
-			if !q.pd.check(&w.SGE[j], rdma.LocalWrite) {
-				return i, fmt.Errorf("%w: element %d of a receive is not in a region to write to", rdma.ErrInvalid, j)
+		if err := q.checkRecv(&wrs[i]); err != nil {
+			n, full := q.q.recvs.post(wrs[:i])
+			if full != nil {
+				err = full
 			}
-		}
-		if err := q.q.recvs.post(w); err != nil {
-			return i, err
+			return n, err
 		}
 	}
-	return len(wrs), nil
+	return q.q.recvs.post(wrs)
+}
+
+func (q *queuePair) checkRecv(w *rdma.RecvWR) error {
+	if len(w.SGE) > q.attr.MaxRecvSGE {
+		return fmt.Errorf("%w: receive of %d elements", rdma.ErrInvalid, len(w.SGE))
+	}
+	for j := range w.SGE {
+		if !q.pd.check(&w.SGE[j], rdma.LocalWrite) {
+			return fmt.Errorf("%w: element %d of a receive is not in a region to write to", rdma.ErrInvalid, j)
+		}
+	}
+	return nil
 }
 
 // PostSend implements rdma.QP.
 func (q *queuePair) PostSend(wrs []rdma.SendWR) (int, error) {
 	q.mu.Lock()
 	n := 0
+	var broken error
 	err := q.usableLocked()
+	direct := err == nil && q.directLocked()
+	if direct {
+		n, err, broken = q.postDirectLocked(wrs)
+	}
 	for err == nil && n < len(wrs) {
 		if err = q.postLocked(&wrs[n]); err == nil {
 			n++
 		}
+	}
+	switch {
+	case direct && q.snd.flush():
+		q.writing = true
+		q.mu.Unlock()
+		if broken != nil {
+			q.fail(broken, noFault, nil)
+		}
+		q.pump(true, batch{})
+		return n, err
+	case direct:
+		q.sent = q.encoded
+		if !q.retireLocked() {
+			broken = rdma.ErrOverrun
+		}
+		q.restart()
+	}
+	if broken != nil {
+		q.mu.Unlock()
+		q.fail(broken, noFault, nil)
+		return n, err
 	}
 	q.kickLocked()
 	return n, err
@@ -193,7 +226,7 @@ func (q *queuePair) postLocked(wr *rdma.SendWR) error {
 	*w = sendWQE{id: wr.ID, op: wr.Op, flags: wr.Flags, sge: w.sge[:0], size: size, addr: wr.RemoteAddr, key: wr.RKey}
 	switch {
 	case wr.Op == rdma.OpBind:
-		if w.key, w.previous, err = q.q.tags.reserve(&wr.Bind); err != nil {
+		if w.key, w.previous, _, err = q.q.tags.reserve(&wr.Bind, false); err != nil {
 			return err
 		}
 	case wr.Flags&rdma.Inline != 0:
@@ -344,7 +377,9 @@ func (q *queuePair) handle(e *event) error {
 	case eventReceived:
 		e.wc.ID, _ = q.q.recvs.pop()
 		e.wc.QPNum = q.num
-		if !q.recvCQ.push(e.wc, e.sse) {
+		if n := len(q.prog.into); n < cap(q.prog.into) {
+			q.prog.into = append(q.prog.into, e.wc)
+		} else if !q.recvCQ.push(e.wc, e.sse) {
 			return rdma.ErrOverrun
 		}
 	case eventRequest:

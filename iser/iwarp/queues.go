@@ -36,9 +36,8 @@ func (c *cursor) next(n int) []byte {
 
 // recvWQE is a posted receive.
 type recvWQE struct {
-	id   uint64
-	sge  []rdma.SGE // its memory is reused
-	size int
+	id  uint64
+	sge []rdma.SGE // its memory is reused
 }
 
 // recvQueue is a receive queue. The oldest entry belongs to the receiver while it fills it. Who posts holds mu; who receives takes no lock.
@@ -54,24 +53,25 @@ type recvQueue struct {
 
 func (q *recvQueue) init(size int) { q.ring = make([]recvWQE, size) }
 
-// post adds a receive.
-func (q *recvQueue) post(wr *rdma.RecvWR) error {
+// post adds receives and returns how many.
+func (q *recvQueue) post(wrs []rdma.RecvWR) (int, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.closed {
-		return rdma.ErrDisconnected
+		return 0, rdma.ErrDisconnected
 	}
-	if int(q.n.Load()) == len(q.ring) {
-		return rdma.ErrQueueFull
+	room := len(q.ring) - int(q.n.Load())
+	n := min(room, len(wrs))
+	for i := range wrs[:n] {
+		w := &q.ring[q.tail]
+		w.id, w.sge = wrs[i].ID, append(w.sge[:0], wrs[i].SGE...)
+		q.tail = after(q.tail, len(q.ring))
 	}
-	w := &q.ring[q.tail]
-	w.id, w.sge, w.size = wr.ID, append(w.sge[:0], wr.SGE...), 0
-	for i := range wr.SGE {
-		w.size += len(wr.SGE[i].Buf)
+	q.n.Add(int32(n))
+	if n < len(wrs) {
+		return n, rdma.ErrQueueFull
 	}
-	q.tail = after(q.tail, len(q.ring))
-	q.n.Add(1)
-	return nil
+	return n, nil
 }
 
 // after is the next index in a ring.
@@ -97,7 +97,6 @@ func (q *recvQueue) pop() (id uint64, ok bool) {
 		return 0, false
 	}
 	id = w.id
-	clear(w.sge) // let go of the memory
 	q.head = after(q.head, len(q.ring))
 	q.n.Add(-1)
 	return id, true

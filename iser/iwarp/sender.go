@@ -128,29 +128,40 @@ func (s *sender) next(m *message) (segment, int) {
 // encode adds FPDUs of m until it, or the batch, is complete. It reports the first.
 func (s *sender) encode(m *message) bool {
 	for s.room() {
-		seg, n := s.next(m)
-		start := s.open(&seg, n)
-		if m.gather {
-			sum := s.sum(0, s.out[start:])
-			for left := n; left > 0; {
-				b := m.cur.next(left)
-				left -= len(b)
-				sum = s.gather(sum, b)
-			}
-			s.end(sum, seg.headerLen()+n)
-		} else {
-			for left := n; left > 0; {
-				b := m.cur.next(left)
-				left -= len(b)
-				s.append(b)
-			}
-			s.close(start, seg.headerLen()+n)
-		}
-		if seg.last {
+		if s.one(m) {
 			return true
 		}
 	}
 	return false
+}
+
+// whole adds all FPDUs of m, of at most directLimit bytes, to a batch that has room.
+func (s *sender) whole(m *message) {
+	for !s.one(m) {
+	}
+}
+
+// one adds the next FPDU of m. It reports whether that was the last.
+func (s *sender) one(m *message) bool {
+	seg, n := s.next(m)
+	start := s.open(&seg, n)
+	if m.gather {
+		sum := s.sum(0, s.out[start:])
+		for left := n; left > 0; {
+			b := m.cur.next(left)
+			left -= len(b)
+			sum = s.gather(sum, b)
+		}
+		s.end(sum, seg.headerLen()+n)
+	} else {
+		for left := n; left > 0; {
+			b := m.cur.next(left)
+			left -= len(b)
+			s.append(b)
+		}
+		s.close(start, seg.headerLen()+n)
+	}
+	return seg.last
 }
 
 // segment adds one FPDU whose payload is b.
@@ -280,12 +291,14 @@ func (s *sender) insert() {
 	s.pos = (s.pos + crcLen) % markerEvery
 }
 
-// flush moves what is in out behind vec.
-func (s *sender) flush() {
-	if s.mark < len(s.out) {
-		s.vec = append(s.vec, s.out[s.mark:len(s.out):len(s.out)])
-		s.mark = len(s.out)
+// flush moves what is in out behind vec. It reports whether there was something.
+func (s *sender) flush() bool {
+	if s.mark == len(s.out) {
+		return false
 	}
+	s.vec = append(s.vec, s.out[s.mark:len(s.out):len(s.out)])
+	s.mark = len(s.out)
+	return true
 }
 
 // reset empties the batch after it was written.

@@ -272,12 +272,12 @@ func TestGuessesAtTags(t *testing.T) {
 	q.recvs.init(1)
 	q.reads.init(1)
 	q.resps.init(1)
-	q.recvs.post(&rdma.RecvWR{})
+	q.recvs.post([]rdma.RecvWR{{}})
 	tags := make(map[uint32]bool)
 	for i := range windows {
 		w, _ := d.AllocWindow()
-		key, prev, err := q.tags.reserve(&rdma.Bind{Window: w, MR: mr, Buf: mem[i*4096 : (i+1)*4096], Access: rdma.RemoteRead | rdma.RemoteWrite})
-		if err != nil || !q.tags.bind(key, prev) {
+		key, _, bound, err := q.tags.reserve(&rdma.Bind{Window: w, MR: mr, Buf: mem[i*4096 : (i+1)*4096], Access: rdma.RemoteRead | rdma.RemoteWrite}, true)
+		if err != nil || !bound {
 			t.Fatal("bind", err)
 		}
 		tags[key] = true

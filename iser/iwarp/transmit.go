@@ -29,6 +29,61 @@ func putOut(b []byte) {
 	}
 }
 
+// directLimit is the most payload, in bytes, of a work request that is encoded where it is posted.
+const directLimit = 16 << 10
+
+// directLocked reports whether what is posted may be encoded at once: nobody encodes, and nothing comes before it.
+func (q *queuePair) directLocked() bool {
+	return !q.writing && !q.held && q.state == stateConnected && q.next == q.tail && q.msg.done >= q.msg.size && q.q.resps.empty() && q.sock.raw != nil
+}
+
+// postDirectLocked encodes work requests as they are posted, up to the first one that is not small, and carries out those that send nothing. They are
+// not copied to the queue, whose entries only tell what is to be completed. It returns how many; what they encoded is left to be written. err is about the first that was not posted, and
+// broken is why the connection has to end.
+func (q *queuePair) postDirectLocked(wrs []rdma.SendWR) (n int, err, broken error) {
+	for ; n < len(wrs) && q.tail-q.head < uint64(len(q.ring)) && broken == nil; n++ {
+		wr := &wrs[n]
+		if wr.Op == rdma.OpRead || wr.Flags&rdma.Fence != 0 || !q.snd.room() {
+			break
+		}
+		var size int
+		if size, err = q.checkSend(wr); err != nil || size > directLimit {
+			break
+		}
+		w := &q.ring[q.tail%uint64(len(q.ring))]
+		w.id, w.op, w.flags, w.sge, w.status = wr.ID, wr.Op, wr.Flags, w.sge[:0], rdma.StatusSuccess
+		switch wr.Op {
+		case rdma.OpBind:
+			var bound bool
+			if _, _, bound, err = q.q.tags.reserve(&wr.Bind, true); err == nil && !bound {
+				w.status = rdma.StatusBind
+			}
+		case rdma.OpLocalInvalidate:
+			if !q.q.tags.invalidate(wr.RKey) {
+				w.status = rdma.StatusProtection
+			}
+		default:
+			if q.snd.out == nil {
+				q.snd.out = getOut()
+				q.refresh()
+			}
+			q.startMessage(wr.Op, wr.Flags, wr.RKey, wr.RemoteAddr, wr.SGE)
+			q.snd.whole(&q.msg)
+			q.msg.cur.sge = nil // it is the caller's
+		}
+		if err != nil {
+			break
+		}
+		if w.status != rdma.StatusSuccess {
+			broken = localError(wr.Op)
+		}
+		q.tail++
+		q.next++
+	}
+	q.encoded = q.next
+	return n, err, broken
+}
+
 // kick gets going what can be sent.
 func (q *queuePair) kick() {
 	q.mu.Lock()
@@ -98,10 +153,12 @@ func (q *queuePair) local(w *sendWQE) error {
 		w.status = rdma.StatusProtection
 	}
 	if !ok {
-		return fmt.Errorf("%w: %v failed", rdma.ErrInvalid, w.op)
+		return localError(w.op)
 	}
 	return nil
 }
+
+func localError(op rdma.Opcode) error { return fmt.Errorf("%w: %v failed", rdma.ErrInvalid, op) }
 
 // batch is what fill has to know of the fields that mu guards.
 type batch struct {
@@ -380,25 +437,29 @@ func (q *queuePair) beginResponse(r *response) {
 }
 
 func (q *queuePair) beginSend(w *sendWQE) {
-	m := &q.msg
-	var seg segment
-	switch w.op {
-	case rdma.OpWrite:
-		seg = segment{op: opWrite, tagged: true, stag: w.key, to: w.addr}
-	case rdma.OpRead:
+	if w.op == rdma.OpRead {
 		q.beginRead(w)
 		return
-	default:
+	}
+	q.startMessage(w.op, w.flags, w.key, w.addr, w.sge)
+}
+
+// startMessage begins the message of a Send or an RDMA Write.
+func (q *queuePair) startMessage(op rdma.Opcode, flags rdma.SendFlags, key uint32, addr uint64, sge []rdma.SGE) {
+	var seg segment
+	if op == rdma.OpWrite {
+		seg = segment{op: opWrite, tagged: true, stag: key, to: addr}
+	} else {
 		seg = segment{op: opSend, queue: queueSend}
-		if w.op == rdma.OpSendInvalidate {
-			seg.op, seg.stag = opSendInvalidate, w.key
+		if op == rdma.OpSendInvalidate {
+			seg.op, seg.stag = opSendInvalidate, key
 		}
-		if w.flags&rdma.Solicited != 0 {
+		if flags&rdma.Solicited != 0 {
 			seg.op += opSendSolicited - opSend
 		}
 	}
-	m.cur.reset(w.sge)
-	q.snd.start(m, seg)
+	q.msg.cur.reset(sge)
+	q.snd.start(&q.msg, seg)
 }
 
 // beginRead makes a Read Request. Its sink has an STag of its own that only the response may name (IWARP-R10).
