@@ -95,7 +95,7 @@ func (l *linux) run(transport, script string) string {
 func (l *linux) calm() {
 	l.t.Helper()
 	for line := range strings.Lines(l.Console()) {
-		for _, word := range []string{"I/O error", "conn error", "orruption", "timing out", "BUG:"} {
+		for _, word := range []string{"I/O error", "conn error", "orruption", "timing out", "QP fatal", "BUG:"} {
 			if strings.Contains(line, word) {
 				l.t.Errorf("the kernel says: %s", line)
 			}

@@ -18,8 +18,8 @@ const gatherFrom = 3
 // controlSlots is how many tasks besides SCSI commands may be outstanding.
 const controlSlots = 16
 
-// logoutPatience is how long a target may take to end the connection after a logout.
-const logoutPatience = 2 * time.Second
+// logoutPatience is how long a target may take to end the connection after a logout. Some leave it to the initiator at first.
+const logoutPatience = 200 * time.Millisecond
 
 // Session is a logged-in session with one connection. All methods may be called concurrently.
 type Session struct {

@@ -12,6 +12,9 @@ import (
 	"github.com/isergate/isergate/iser/iscsi/pdu"
 )
 
+// maxLinger bounds how long a connection stays open behind a Logout Response.
+const maxLinger = time.Second
+
 // maxImmediate bounds the immediate commands in progress on one connection (ISCSI-42 wants at least two).
 const maxImmediate = 16
 
@@ -35,6 +38,10 @@ type conn struct {
 	gone      bool // guarded by s.mu: takes no more commands
 	replaced  bool // guarded by s.mu: another connection takes its place
 	loggedOut atomic.Bool
+
+	// speech decides what may be sent that is no answer of login; see say.
+	speech sync.Mutex
+	speaks bool // guarded by speech
 
 	immediates atomic.Int32
 	draining   atomic.Bool // commands are ignored, a shutdown waits for those in progress
@@ -90,6 +97,45 @@ func (c *conn) run() {
 	c.ended(err)
 	c.close(c.loggedOut.Load())
 	c.s.lose(c)
+}
+
+// begin starts full feature phase: the initiator has been sent its final Login Response.
+func (c *conn) begin() {
+	c.speech.Lock()
+	defer c.speech.Unlock()
+	c.speaks = true
+}
+
+// say sends a control PDU that ends no command. Before the final Login Response and behind a Logout Response nothing is sent: whoever says
+// something there is late, or early, and it is dropped.
+func (c *conn) say(p *PDU) {
+	c.speech.Lock()
+	defer c.speech.Unlock()
+	if c.speaks {
+		c.dm.SendControl(p) // an error ends the connection, and the reader sees it too
+	}
+}
+
+// sayLast is say for a Logout Response.
+func (c *conn) sayLast(p *PDU) {
+	c.speech.Lock()
+	defer c.speech.Unlock()
+	if c.speaks {
+		c.speaks = false
+		c.dm.SendControl(p)
+	}
+}
+
+// linger gives the initiator time to close the connection behind a Logout Response. If the target's end came right behind the
+// response, soft-iWARP of Linux would take it for an error, its Logout Request not being complete yet.
+func (c *conn) linger() {
+	timer := time.NewTimer(min(c.srv.opt.LogoutWait, maxLinger))
+	defer timer.Stop()
+	select {
+	case <-c.stopped:
+	case <-c.s.dying:
+	case <-timer.C:
+	}
 }
 
 func (c *conn) close(graceful bool) {
@@ -189,6 +235,7 @@ func (c *conn) login() bool {
 		}
 		c.srv.metrics.logins.WithLabelValues("success").Inc()
 		c.srv.loggedIn(c)
+		c.begin()
 		c.srv.logs.begin.log(c.log, slog.LevelInfo, "login", "transport", c.dm.Traits().Transport, "discovery", c.s.key.discovery)
 		return true
 	}
@@ -356,7 +403,7 @@ func (c *conn) reject(p *PDU, reason pdu.RejectReason) {
 	r := pdu.Reject{Reason: reason}
 	out := &PDU{Data: p.Header[:]}
 	r.Encode(&out.Header)
-	c.dm.SendControl(out)
+	c.say(out)
 }
 
 // nop takes a NOP-Out: the initiator's ping, or its answer to ours.
@@ -376,7 +423,7 @@ func (c *conn) nop(p *PDU) {
 	}
 	out := &PDU{Data: data}
 	resp.Encode(&out.Header)
-	c.dm.SendControl(out)
+	c.say(out)
 }
 
 // sendLimit is the longest data segment of a control PDU that the initiator takes.
@@ -391,7 +438,7 @@ func (c *conn) windowUpdate() {
 	r := pdu.NopIn{ITT: pdu.ReservedTag, TTT: pdu.ReservedTag}
 	out := new(PDU)
 	r.Encode(&out.Header)
-	c.dm.SendControl(out)
+	c.say(out)
 }
 
 // async sends an Asynchronous Message. Discovery sessions get none (ISCSI-74).
@@ -401,7 +448,7 @@ func (c *conn) async(a pdu.Async) {
 	}
 	out := new(PDU)
 	a.Encode(&out.Header)
-	c.dm.SendControl(out)
+	c.say(out)
 }
 
 // pinger finds dead peers: it pings when nothing was received for a while, and closes the connection if
@@ -452,7 +499,7 @@ func (g *pinger) tick(c *conn) {
 		r := pdu.NopIn{ITT: pdu.ReservedTag, TTT: pdu.TaskTag(g.tag)}
 		out := new(PDU)
 		r.Encode(&out.Header)
-		c.dm.SendControl(out)
+		c.say(out)
 		g.timer.Reset(c.srv.opt.PingTimeout)
 	}
 }

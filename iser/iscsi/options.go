@@ -46,7 +46,8 @@ type Options struct {
 	// then be silent before it is closed. Defaults 10 s and 20 s; a negative PingInterval turns pings off.
 	PingInterval time.Duration
 	PingTimeout  time.Duration
-	// LogoutWait is how long initiators get to log out by themselves at Shutdown. Default 2 s.
+	// LogoutWait is how long initiators get to log out by themselves at Shutdown, and, up to a second, to close a connection that they
+	// have logged out. Default 2 s.
 	LogoutWait time.Duration
 
 	Registerer prometheus.Registerer // nil: no metrics

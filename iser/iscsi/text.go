@@ -97,7 +97,7 @@ func (c *conn) textPiece(x *textExchange, r *pdu.TextRequest, limit int) {
 	}
 	out := &PDU{Data: piece}
 	resp.Encode(&out.Header)
-	c.dm.SendControl(out)
+	c.say(out)
 }
 
 // negotiate answers the keys of one text in full feature phase.

@@ -36,7 +36,7 @@ func (c *conn) manage(p *PDU) {
 			resp := pdu.TaskResponse{Response: result, Additional: additional, ITT: r.ITT}
 			out := new(PDU)
 			resp.Encode(&out.Header)
-			c.dm.SendControl(out)
+			c.say(out)
 		}
 		s.srv.logs.manage.log(c.log, slog.LevelInfo, "task management", "function", r.Function.String(), "lun", lunText(r.LUN), "result", result.String())
 		switch {
@@ -230,10 +230,10 @@ func (c *conn) logout(p *PDU) {
 	r.Decode(&p.Header)
 	s := c.s
 	resp := pdu.LogoutResponse{ITT: r.ITT, Time2Wait: s.params.DefaultTime2Wait, Time2Retain: s.params.DefaultTime2Retain}
-	respond := func() {
+	respond := func(say func(*PDU)) {
 		out := new(PDU)
 		resp.Encode(&out.Header)
-		c.dm.SendControl(out)
+		say(out)
 	}
 	s.mu.Lock()
 	other := s.conns[r.CID]
@@ -241,31 +241,33 @@ func (c *conn) logout(p *PDU) {
 	switch {
 	case r.Reason == pdu.RemoveForRecovery:
 		resp.Response = pdu.LogoutNoRecovery
-		respond()
+		respond(c.say)
 	case r.Reason > pdu.RemoveForRecovery:
 		c.reject(p, pdu.RejectInvalidField)
 	case r.Reason == pdu.CloseSession || s.key.discovery:
 		c.loggedOut.Store(true)
 		s.srv.workers.start(func() {
 			s.quiesce(nil)
-			respond()
+			respond(c.sayLast)
+			c.linger()
 			s.end(scsi.SessionClosed, true)
 		})
 	case other == nil:
 		resp.Response = pdu.LogoutCIDNotFound
-		respond()
+		respond(c.say)
 	case other == c:
 		c.loggedOut.Store(true)
 		s.srv.workers.start(func() {
 			s.quiesce(c)
-			respond()
+			respond(c.sayLast)
+			c.linger()
 			c.close(true)
 		})
 	default:
 		s.srv.workers.start(func() {
 			s.quiesce(other)
 			other.close(true)
-			respond()
+			respond(c.say)
 		})
 	}
 }
