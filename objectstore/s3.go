@@ -3,11 +3,14 @@ package objectstore
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync/atomic"
 
@@ -36,9 +39,17 @@ type s3Bucket struct {
 	single    bool // Options.SingleWriter
 
 	noBatchDelete atomic.Bool // the store has no DeleteObjects
+	checksums     atomic.Int32
 	closed        context.Context
 	close         context.CancelCauseFunc
 }
+
+// Whether the store takes the checksum that comes with a put.
+const (
+	checksumsUntried int32 = 0
+	checksumsTaken   int32 = 1
+	checksumsRefused int32 = 2
+)
 
 func openS3(ctx context.Context, loc Location, o Options) (Bucket, error) {
 	load := []func(*config.LoadOptions) error{
@@ -173,8 +184,7 @@ func (b *s3Bucket) PutIfAbsent(ctx context.Context, key string, body []byte) err
 	if !b.single {
 		in.IfNoneMatch = aws.String("*")
 	}
-	_, err = b.client.PutObject(ctx, in, b.putOpts...)
-	if err == nil {
+	if err = b.putChecked(ctx, in, body); err == nil {
 		return nil
 	}
 	if cause := context.Cause(ctx); outcomeUnknown(err) {
@@ -184,6 +194,30 @@ func (b *s3Bucket) PutIfAbsent(ctx context.Context, key string, body []byte) err
 		return fail(OpPut, key, ErrUnknown, shortCause(err))
 	}
 	return b.s3Error(ctx, OpPut, key, err)
+}
+
+// putChecked sends a put with the CRC32C of its body in the header, so that a body that changes on its way is refused and not stored.
+// A store that refuses the header is asked without it from then on.
+func (b *s3Bucket) putChecked(ctx context.Context, in *s3.PutObjectInput, body []byte) error {
+	known := b.checksums.Load()
+	if known != checksumsRefused {
+		sum := binary.BigEndian.AppendUint32(nil, crc32c(body))
+		in.ChecksumCRC32C = aws.String(base64.StdEncoding.EncodeToString(sum))
+	}
+	_, err := b.client.PutObject(ctx, in, b.putOpts...)
+	switch {
+	case err == nil && known == checksumsUntried:
+		b.checksums.CompareAndSwap(checksumsUntried, checksumsTaken)
+	case err != nil && known == checksumsUntried && (Classify(err) == ClassInvalid || Classify(err) == ClassUnsupported):
+		in.Body, in.ChecksumCRC32C = bytes.NewReader(body), nil
+		if _, again := b.client.PutObject(ctx, in, b.putOpts...); again == nil {
+			b.checksums.CompareAndSwap(checksumsUntried, checksumsRefused)
+			return nil
+		} else if Classify(again) != Classify(err) {
+			return again // it got further: the header was in its way
+		}
+	}
+	return err
 }
 
 // outcomeUnknown reports whether a failed put may have created its object all the same.
@@ -297,6 +331,9 @@ func rangeLength(out *s3.GetObjectOutput, off int64, want int) (int, error) {
 	n := last - first + 1
 	if first != off || last < first || n > int64(want) || length >= 0 && length != n {
 		return 0, fmt.Errorf("%w: asked for %d bytes at %d, got Content-Range %.60q and %d bytes", ErrCorrupt, want, off, *out.ContentRange, length)
+	}
+	if whole, err := strconv.ParseInt(total, 10, 64); err == nil && n < int64(want) && last+1 < whole {
+		return 0, fmt.Errorf("%w: asked for %d bytes at %d, got %d of an object that goes on to %d", ErrTransient, want, off, n, whole)
 	}
 	return int(n), nil
 }

@@ -74,11 +74,65 @@ func TestS3PutRequest(t *testing.T) {
 		"X-Amz-Content-Sha256": "UNSIGNED-PAYLOAD",
 		"X-Amz-Trailer":        "",
 		"X-Amz-Checksum-Crc32": "",
-		"Content-Encoding":     "",
+		// CRC32C of "bytes", big-endian, in base64
+		"X-Amz-Checksum-Crc32c":        "0G6ckg==",
+		"X-Amz-Sdk-Checksum-Algorithm": "",
+		"Content-Encoding":             "",
 	} {
 		if v := got.Get(name); v != want {
 			t.Errorf("header %s is %q, want %q", name, v, want)
 		}
+	}
+}
+
+// TestS3Checksum: what changes on its way to the store is refused there; a store that takes no checksum gets none.
+func TestS3Checksum(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		refuse func(w http.ResponseWriter, r *http.Request) bool
+		class  objectstore.Class // of a second put
+		sums   int               // requests with a checksum, of three puts
+		all    int
+	}{
+		{"taken", func(w http.ResponseWriter, r *http.Request) bool { return false }, objectstore.ClassOK, 3, 3},
+		{"refused", func(w http.ResponseWriter, r *http.Request) bool {
+			if r.Header.Get("X-Amz-Checksum-Crc32c") == "" {
+				return false
+			}
+			xmlError(w, 400, "InvalidArgument")
+			return true
+		}, objectstore.ClassOK, 1, 4},
+		{"not implemented", func(w http.ResponseWriter, r *http.Request) bool {
+			if r.Header.Get("X-Amz-Checksum-Crc32c") == "" {
+				return false
+			}
+			xmlError(w, 501, "NotImplemented")
+			return true
+		}, objectstore.ClassOK, 1, 4},
+		{"nothing is taken", func(w http.ResponseWriter, r *http.Request) bool { xmlError(w, 501, "NotImplemented"); return true }, objectstore.ClassUnsupported, 3, 6},
+		{"damaged", func(w http.ResponseWriter, r *http.Request) bool { xmlError(w, 400, "BadDigest"); return true }, objectstore.ClassTransient, 3, 3},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var sums, all int
+			b := fake(t, func(w http.ResponseWriter, r *http.Request) {
+				if all++; r.Header.Get("X-Amz-Checksum-Crc32c") != "" {
+					sums++
+				}
+				if body, err := io.ReadAll(r.Body); err != nil || string(body) != "bytes" {
+					t.Errorf("body %q, %v", body, err)
+				}
+				c.refuse(w, r)
+			})
+			for range 3 {
+				err := b.PutIfAbsent(t.Context(), "k", []byte("bytes"))
+				if objectstore.Classify(err) != c.class || errors.Is(err, objectstore.ErrUnknown) {
+					t.Errorf("%v", err)
+				}
+			}
+			if sums != c.sums || all != c.all {
+				t.Errorf("%d of %d requests with a checksum, want %d of %d", sums, all, c.sums, c.all)
+			}
+		})
 	}
 }
 
@@ -213,6 +267,7 @@ func TestS3Ranges(t *testing.T) {
 		{"right", partial("bytes 2-4/10", "234"), 2, 3, "234", nil},
 		{"short at the end", partial("bytes 8-9/10", "89"), 8, 5, "89", nil},
 		{"unknown total", partial("bytes 8-9/*", "89"), 8, 5, "89", nil},
+		{"less than there is", partial("bytes 2-4/10", "234"), 2, 5, "", objectstore.ErrTransient},
 		{"whole for whole", func(w http.ResponseWriter) { io.WriteString(w, whole) }, 0, 10, whole, nil},
 		{"whole for a part", func(w http.ResponseWriter) { io.WriteString(w, whole) }, 0, 5, "", objectstore.ErrUnsupported},
 		{"whole for another part", func(w http.ResponseWriter) { io.WriteString(w, whole) }, 2, 20, "", objectstore.ErrUnsupported},

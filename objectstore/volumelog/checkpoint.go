@@ -111,12 +111,22 @@ func ReadCheckpoint(ctx context.Context, b objectstore.Bucket, m *Manifest, yiel
 	var end uint64
 	for n := range m.Parts {
 		key := partKey(m.Volume, m.Position, m.Attempt, n)
-		body, err := b.Get(ctx, key, MaxPart)
-		if errors.Is(err, objectstore.ErrTooLarge) {
-			err = corruptf("%s is larger than %d bytes", key, MaxPart)
-		}
+		var body []byte
+		err := certain(func() (err error) {
+			body, err = b.Get(ctx, key, MaxPart)
+			if errors.Is(err, objectstore.ErrTooLarge) {
+				err = corruptf("%s is larger than %d bytes", key, MaxPart)
+			}
+			if err == nil {
+				_, err = unsealWhole(body, magicPart, MaxPart)
+			}
+			if err != nil {
+				err = fmt.Errorf("volumelog: read %s: %w", key, err)
+			}
+			return err
+		})
 		if err != nil {
-			return fmt.Errorf("volumelog: read %s: %w", key, err)
+			return err
 		}
 		if end, err = decodePart(m, n, body, end, yield); err != nil {
 			return err
@@ -198,8 +208,18 @@ func (w *Writer) CollectCheckpoints(ctx context.Context) (int, error) {
 	}
 }
 
-// listCheckpoints returns the positions of the checkpoints that are newer than after, in ascending order.
-func listCheckpoints(ctx context.Context, b objectstore.Bucket, id uuid.UUID, after Position) ([]Position, error) {
+// listCheckpoints returns the positions of the checkpoints that are newer than after, in ascending order. The newest of them is there.
+func listCheckpoints(ctx context.Context, b objectstore.Bucket, id uuid.UUID, after Position) (all []Position, err error) {
+	err = certain(func() error {
+		if all, err = listCheckpointsOnce(ctx, b, id, after); err != nil || len(all) == 0 {
+			return err
+		}
+		return confirm(ctx, b, checkpointKey(id, all[len(all)-1]))
+	})
+	return all, err
+}
+
+func listCheckpointsOnce(ctx context.Context, b objectstore.Bucket, id uuid.UUID, after Position) ([]Position, error) {
 	prefix := checkpointPrefix(id)
 	from := ""
 	if !after.IsZero() {
@@ -223,7 +243,15 @@ func listCheckpoints(ctx context.Context, b objectstore.Bucket, id uuid.UUID, af
 	}
 }
 
-func readManifest(ctx context.Context, b objectstore.Bucket, id uuid.UUID, p Position) (*Manifest, error) {
+func readManifest(ctx context.Context, b objectstore.Bucket, id uuid.UUID, p Position) (m *Manifest, err error) {
+	err = certain(func() error {
+		m, err = readManifestOnce(ctx, b, id, p)
+		return err
+	})
+	return m, err
+}
+
+func readManifestOnce(ctx context.Context, b objectstore.Bucket, id uuid.UUID, p Position) (*Manifest, error) {
 	key := checkpointKey(id, p)
 	body, err := b.Get(ctx, key, MaxHeader)
 	if errors.Is(err, objectstore.ErrTooLarge) {

@@ -88,7 +88,7 @@ func TestPutOfUnknownOutcome(t *testing.T) {
 func TestPutRefusesWhatDoesNotFit(t *testing.T) {
 	b, id := newMemBucket(), uuid.New()
 	fresh := func(epoch uint64) *owner {
-		o, _ := attach(t, b, id, want(epoch, 1, 100), "a")
+		o, _ := attach(t, b, id, want(epoch, 1, 1000), "a")
 		return o
 	}
 	a := fresh(1)
@@ -558,4 +558,174 @@ func TestMisdirectedHeader(t *testing.T) {
 			t.Errorf("%v: %v", to.p, err)
 		}
 	}
+}
+
+// Bytes that change on their way, in one answer, are neither damage of what is there nor another's object.
+func TestOneBadAnswer(t *testing.T) {
+	b, id := newMemBucket(), uuid.New()
+	a, _ := attach(t, b, id, want(1, 1, 0), "a")
+	a.puts(3)
+	a.checkpoint()
+	bad, epoch := &badAnswers{memBucket: b}, uint64(1)
+	for name, spoil := range map[string]func([]byte) int{
+		"inverted bit": func(p []byte) int { p[len(p)/3] ^= 4; return len(p) },
+		"short":        func(p []byte) int { return len(p) / 2 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			for n := range 40 {
+				bad.spoil, bad.nth, bad.seen = spoil, n, 0
+				img := newImage(t, bad, id)
+				epoch++
+				wr, state, err := Attach(ctx, bad, id, want(epoch, 1, 1000), img.replay())
+				if err != nil || len(state.Damaged) > 0 {
+					t.Fatalf("answer %d: %+v, %v", n, state, err)
+				}
+				o := &owner{wr, img, "a"}
+				before := bad.seen
+				_, body := o.object(1, state.LSN+1, state.LSN+1)
+				if _ = b.put(LogKey(id, Position{epoch, 1}), body); n%2 == 0 {
+					bad.nth = bad.seen // the answer that tells whose object it is
+				}
+				if err := wr.Put(ctx, 1, body); err != nil {
+					t.Fatalf("answer %d: our own object after a 412: %v", n, err)
+				}
+				if bad.seen == before {
+					t.Fatal("nothing was read back")
+				}
+				wr.b, img.b = b, bad
+				_ = img.replay().Apply(mustHeader(t, body))
+				if tags := img.tags(); uint64(len(tags)) != state.LSN+1 {
+					t.Fatalf("answer %d: %q", n, tags)
+				}
+				if info, err := Inspect(ctx, bad, id, true); err != nil || info.Err != nil || len(info.Damaged) > 0 {
+					t.Fatalf("answer %d: %+v, %v", n, info, err)
+				}
+			}
+		})
+	}
+}
+
+func mustHeader(t *testing.T, body []byte) *Header {
+	t.Helper()
+	h, err := DecodeHeader(body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// badAnswers spoils the nth answer that brings bytes.
+type badAnswers struct {
+	*memBucket
+	mu        sync.Mutex // guards nth and seen during a call
+	nth, seen int
+	spoil     func([]byte) int
+}
+
+func (b *badAnswers) now() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.seen++
+	return b.seen-1 == b.nth
+}
+
+func (b *badAnswers) GetRange(ctx context.Context, key string, off int64, into []byte) (int, error) {
+	n, err := b.memBucket.GetRange(ctx, key, off, into)
+	if err == nil && n > 0 && b.now() {
+		n = b.spoil(into[:n])
+	}
+	return n, err
+}
+
+func (b *badAnswers) Get(ctx context.Context, key string, limit int64) ([]byte, error) {
+	body, err := b.memBucket.Get(ctx, key, limit)
+	if err == nil && len(body) > 0 && b.now() {
+		body = body[:b.spoil(body)]
+	}
+	return body, err
+}
+
+// badLists changes listings.
+type badLists struct {
+	*memBucket
+	change func(prefix string, page []objectstore.Info) []objectstore.Info
+}
+
+func (b *badLists) List(ctx context.Context, prefix, after string, limit int) ([]objectstore.Info, error) {
+	page, err := b.memBucket.List(ctx, prefix, after, limit)
+	if err == nil {
+		page = b.change(prefix, page)
+	}
+	return page, err
+}
+
+// A key that is in a listing and not in the bucket makes nobody think that there is a newer owner.
+func TestListingNamesWhatIsNotThere(t *testing.T) {
+	b, id := newMemBucket(), uuid.New()
+	a, _ := attach(t, b, id, want(1, 1, 0), "a")
+	a.puts(3)
+	a.checkpoint()
+	for name, where := range map[string]string{"checkpoint": checkpointPrefix(id), "log": logPrefix(id)} {
+		t.Run(name, func(t *testing.T) {
+			lists := 0
+			bad := &badLists{memBucket: b, change: func(prefix string, page []objectstore.Info) []objectstore.Info {
+				if prefix != where {
+					return page
+				}
+				if lists++; lists > 1 {
+					return page
+				}
+				return append(slices.Clone(page), objectstore.Info{Key: where + "0000000000080003/0000000000000001"})
+			}}
+			_, state, err := Restore(ctx, bad, id, NewIdentity(uuid.New()), Replay{})
+			if err != nil || state.LSN != 3 || state.Epoch > 5 || lists < 2 {
+				t.Fatalf("%+v, %v, %d lists", state, err, lists)
+			}
+			lists = 0
+			if _, state, err = Attach(ctx, bad, id, want(state.Epoch+1, state.Generation, 3), Replay{}); err != nil || state.LSN != 3 {
+				t.Fatalf("%+v, %v", state, err)
+			}
+		})
+	}
+	always := &badLists{memBucket: b, change: func(prefix string, page []objectstore.Info) []objectstore.Info {
+		if prefix != checkpointPrefix(id) || len(page) == 0 {
+			return page
+		}
+		return append(slices.Clone(page), objectstore.Info{Key: checkpointKey(id, Position{1 << 40, 1})})
+	}}
+	_, _, err := Attach(ctx, always, id, want(100, LineageStride*9, 3), Replay{})
+	wantErr(t, err, objectstore.ErrCorrupt)
+	if errors.Is(err, ErrFenced) {
+		t.Fatal(err)
+	}
+}
+
+// Listings that are older than the bucket cost requests and nothing else: not more than a few for each object that they hide.
+func TestOldListings(t *testing.T) {
+	b, id := newMemBucket(), uuid.New()
+	a, _ := attach(t, b, id, want(1, 1, 0), "a")
+	a.puts(2)
+	known := len(b.keys(""))
+	a.puts(20)
+	young := map[string]bool{}
+	for _, k := range b.keys("")[known:] {
+		young[k] = true
+	}
+	old := &badLists{memBucket: b, change: func(_ string, page []objectstore.Info) []objectstore.Info {
+		return slices.DeleteFunc(slices.Clone(page), func(i objectstore.Info) bool { return young[i.Key] })
+	}}
+	before := b.count("put") + b.count("get") + b.count("list")
+	c, state := attach(t, old, id, want(2, 1, 22), "c")
+	if state.LSN != 22 {
+		t.Fatalf("%+v", state)
+	}
+	wantTags(t, c, "aaaaaaaaaaaaaaaaaaaaaa")
+	if n := b.count("put") + b.count("get") + b.count("list") - before; n > 150 {
+		t.Errorf("%d requests", n)
+	}
+	d, state := restore(t, old, id, "d")
+	if state.LSN != 22 || state.Epoch < 3 {
+		t.Fatalf("%+v", state)
+	}
+	wantTags(t, d, "aaaaaaaaaaaaaaaaaaaaaa")
 }

@@ -112,7 +112,7 @@ func VerifyFrames(id uuid.UUID, loc Location, first int, wire []byte) ([]byte, e
 // request and verifies them. into has at least n*FrameBytes; the result is a part of it. It is
 // shorter than n*FramePayload only at the end of the object: the caller compares with what it
 // needs. Damage Is objectstore.ErrCorrupt; a missing object is objectstore.ErrNotFound.
-func ReadFrames(ctx context.Context, b objectstore.Bucket, id uuid.UUID, loc Location, first, n int, into []byte) ([]byte, error) {
+func ReadFrames(ctx context.Context, b objectstore.Bucket, id uuid.UUID, loc Location, first, n int, into []byte) (payload []byte, err error) {
 	if first < 0 || n <= 0 || first > maxFrames-n {
 		return nil, invalidf("frames %d to %d", first, first+n)
 	}
@@ -121,11 +121,18 @@ func ReadFrames(ctx context.Context, b objectstore.Bucket, id uuid.UUID, loc Loc
 		return nil, invalidf("buffer of %d bytes for %d frames", len(into), n)
 	}
 	key := LogKey(id, loc.Position())
-	got, err := b.GetRange(ctx, key, off, into[:length])
+	err = certain(func() error {
+		got, err := b.GetRange(ctx, key, off, into[:length])
+		if err != nil {
+			return fmt.Errorf("volumelog: read %s: %w", key, err)
+		}
+		payload, err = VerifyFrames(id, loc, first, into[:got])
+		return err
+	})
 	if err != nil {
-		return nil, fmt.Errorf("volumelog: read %s: %w", key, err)
+		return nil, err
 	}
-	return VerifyFrames(id, loc, first, into[:got])
+	return payload, nil
 }
 
 // VerifyObject checks a whole object: header, every frame, and that nothing is

@@ -201,7 +201,15 @@ func (v *VolumeInfo) count(ctx context.Context, b objectstore.Bucket, fences map
 	return nil
 }
 
-func verifyObject(ctx context.Context, b objectstore.Bucket, id uuid.UUID, p Position) (Kind, error) {
+func verifyObject(ctx context.Context, b objectstore.Bucket, id uuid.UUID, p Position) (k Kind, err error) {
+	err = certain(func() error {
+		k, err = verifyObjectOnce(ctx, b, id, p)
+		return err
+	})
+	return k, err
+}
+
+func verifyObjectOnce(ctx context.Context, b objectstore.Bucket, id uuid.UUID, p Position) (Kind, error) {
 	key := LogKey(id, p)
 	body, err := b.Get(ctx, key, MaxHeader+wireBytes(MaxPayload))
 	switch {

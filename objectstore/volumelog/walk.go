@@ -292,8 +292,13 @@ func (w *walker) walk(ctx context.Context, end uint64, fence func(context.Contex
 			case err == nil:
 				err = w.take(ctx, h)
 			case errors.Is(err, errTaken):
+				// The listing was older than the object: its key tells the truth.
 				w.feed.forget()
-				err = nil
+				if h, err = readHeader(ctx, w.b, w.id, w.pos, -1); err == nil {
+					err = w.take(ctx, h)
+				} else if errors.Is(err, objectstore.ErrNotFound) {
+					err = nil // collected since
+				}
 			}
 			if err != nil {
 				return err
@@ -412,7 +417,15 @@ func (w *walker) gapError(format string, args ...any) error {
 }
 
 // laterEpoch returns the first epoch above e that has any object, 0 if there is none.
-func laterEpoch(ctx context.Context, b objectstore.Bucket, id uuid.UUID, e uint64) (uint64, error) {
+func laterEpoch(ctx context.Context, b objectstore.Bucket, id uuid.UUID, e uint64) (later uint64, err error) {
+	err = certain(func() error {
+		later, err = laterEpochOnce(ctx, b, id, e)
+		return err
+	})
+	return later, err
+}
+
+func laterEpochOnce(ctx context.Context, b objectstore.Bucket, id uuid.UUID, e uint64) (uint64, error) {
 	prefix := logPrefix(id)
 	after := fmt.Sprintf("%s%016x0", prefix, e) // '0' follows '/'
 	for {
@@ -424,7 +437,7 @@ func laterEpoch(ctx context.Context, b objectstore.Bucket, id uuid.UUID, e uint6
 			return 0, nil
 		}
 		if p, ok := parsePosition(strings.TrimPrefix(infos[0].Key, prefix)); ok {
-			return p.Epoch, nil
+			return p.Epoch, confirm(ctx, b, infos[0].Key)
 		}
 		after = infos[0].Key
 	}
@@ -542,7 +555,15 @@ func ReadHeader(ctx context.Context, b objectstore.Bucket, id uuid.UUID, p Posit
 }
 
 // readHeader also compares the object's size with the header's unless size is negative.
-func readHeader(ctx context.Context, b objectstore.Bucket, id uuid.UUID, p Position, size int64) (*Header, error) {
+func readHeader(ctx context.Context, b objectstore.Bucket, id uuid.UUID, p Position, size int64) (h *Header, err error) {
+	err = certain(func() error {
+		h, err = readHeaderOnce(ctx, b, id, p, size)
+		return err
+	})
+	return h, err
+}
+
+func readHeaderOnce(ctx context.Context, b objectstore.Bucket, id uuid.UUID, p Position, size int64) (*Header, error) {
 	key := LogKey(id, p)
 	guess := int64(headerGuess)
 	if size >= 0 {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -115,10 +116,12 @@ func (w *Writer) Put(ctx context.Context, seq uint64, object []byte) error {
 	}
 	key := LogKey(w.id, Position{w.epoch, seq})
 	err = putOnce(ctx, w.b, key, object)
-	if errors.Is(err, errTaken) {
-		return w.taken(ctx, seq)
-	}
-	if err != nil {
+	switch {
+	case errors.Is(err, errTaken):
+		if err := w.taken(ctx, seq, object); err != nil {
+			return err
+		}
+	case err != nil:
 		return fmt.Errorf("volumelog: put %s: %w", key, err)
 	}
 	w.confirm(seq, crc)
@@ -189,8 +192,9 @@ func (w *Writer) confirm(seq uint64, crc uint32) {
 	}
 }
 
-// taken decides what it means that the key of seq holds another object.
-func (w *Writer) taken(ctx context.Context, seq uint64) error {
+// taken decides what it means that the key of seq seems to hold another object than the one that was put. It returns nil if it
+// is ours after all: what was read back first had changed on its way.
+func (w *Writer) taken(ctx context.Context, seq uint64, object []byte) error {
 	p := Position{w.epoch, seq}
 	h, err := readHeader(ctx, w.b, w.id, p, -1)
 	switch {
@@ -200,6 +204,10 @@ func (w *Writer) taken(ctx context.Context, seq uint64) error {
 		return fmt.Errorf("%w: object %v is taken, and reading it back: %w", objectstore.ErrUnknown, p, err)
 	case h.Kind == KindFence || h.Writer != w.writer:
 		return w.fail(fmt.Errorf("%w: %v object at %v by %v", ErrFenced, h.Kind, p, h.Writer))
+	}
+	if mine, err := DecodeHeader(object); err == nil && h.FirstLSN == mine.FirstLSN && h.LastLSN == mine.LastLSN &&
+		h.FramesCRC == mine.FramesCRC && slices.Equal(h.Extents, mine.Extents) {
+		return nil
 	}
 	return w.fail(fmt.Errorf("%w: object %v is there with other content", ErrConflict, p))
 }
