@@ -19,7 +19,7 @@ type layout struct {
 // build makes the object of a flight: its records, with what they overwrite of each other
 // left out, in order of address. The payload is read from the journal, verified, straight to its
 // place in the object. The same flight always gives the same bytes.
-func (v *Volume) build(b *volumelog.Builder, f *flight) ([]byte, *layout, error) {
+func (v *Volume) build(b *builder, f *flight) ([]byte, *layout, error) {
 	v.mu.RLock()
 	bs, attrs := v.cfg.BlockSize, volumelog.Attributes{Name: v.cfg.Name, BlockSize: uint32(v.cfg.BlockSize)}
 	v.mu.RUnlock()
@@ -39,10 +39,16 @@ func (v *Volume) build(b *volumelog.Builder, f *flight) ([]byte, *layout, error)
 	if err := b.Reset(len(list), payload); err != nil {
 		return nil, nil, err
 	}
+	b.pieces, b.into = b.pieces[:0], b.into[:0]
 	for i := range list {
 		if err := v.appendExtent(b, &list[i]); err != nil {
 			return nil, nil, err
 		}
+	}
+	err := b.gather.Read(v.e.journal, b.pieces)
+	clear(b.pieces)
+	if err != nil {
+		return nil, nil, err
 	}
 	attrs.SizeBytes = uint64(f.sizeAt)
 	first, last := f.recs[0], f.recs[len(f.recs)-1]
@@ -72,7 +78,7 @@ func payloadOf(x *extent.Extent) int {
 	return 0
 }
 
-func (v *Volume) appendExtent(b *volumelog.Builder, x *extent.Extent) error {
+func (v *Volume) appendExtent(b *builder, x *extent.Extent) error {
 	off, n := x.Start*sectorBytes, x.Sectors*sectorBytes
 	loc, skip := journalLocation(x)
 	switch x.Kind {
@@ -92,7 +98,10 @@ func (v *Volume) appendExtent(b *volumelog.Builder, x *extent.Extent) error {
 	if err != nil {
 		return err
 	}
-	return v.e.journal.ReadvAt(loc, skip, pieces)
+	from := len(b.into)
+	b.into = append(b.into, pieces...)
+	b.pieces = append(b.pieces, journal.Piece{Loc: loc, Off: skip, Into: b.into[from:]})
+	return nil
 }
 
 // homeExtent describes an extent of an object as one of the home map. What comes from a
@@ -121,16 +130,16 @@ type pools struct {
 	each int // builders of one bucket
 
 	mu    sync.Mutex // guards byURL
-	byURL map[string]builders
+	byURL map[string]*builders
 }
 
-func (p *pools) of(url string) builders {
+func (p *pools) of(url string) *builders {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	b := p.byURL[url]
 	if b == nil {
 		if p.byURL == nil {
-			p.byURL = map[string]builders{}
+			p.byURL = map[string]*builders{}
 		}
 		b = newBuilders(p.each)
 		p.byURL[url] = b
@@ -138,28 +147,46 @@ func (p *pools) of(url string) builders {
 	return b
 }
 
-// builders bounds the memory of objects that are being built or sent to one bucket, on all
-// volumes together, and reuses it.
-type builders chan *volumelog.Builder
-
-func newBuilders(n int) builders {
-	c := make(builders, n)
-	for range n {
-		c <- nil // made when it is first needed
-	}
-	return c
+// builder makes objects, one after the other.
+type builder struct {
+	volumelog.Builder
+	gather journal.Gatherer
+	pieces []journal.Piece // what the journal has to be read for
+	into   [][]byte        // and where to
 }
 
-func (c builders) take(ctx context.Context) (*volumelog.Builder, error) {
+// builders bounds the memory of objects that are being built or sent to one bucket, on all
+// volumes together, and reuses it: the builder that was used last is the next, because its memory may still be in the processor's cache,
+// and because no more are made than are in use at once.
+type builders struct {
+	slots chan struct{} // one element per builder that is in use
+
+	mu   sync.Mutex // guards idle
+	idle []*builder
+}
+
+func newBuilders(n int) *builders { return &builders{slots: make(chan struct{}, n)} }
+
+func (c *builders) take(ctx context.Context) (*builder, error) {
 	select {
-	case b := <-c:
-		if b == nil {
-			b = new(volumelog.Builder)
-		}
-		return b, nil
+	case c.slots <- struct{}{}:
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	last := len(c.idle) - 1
+	if last < 0 {
+		return new(builder), nil
+	}
+	b := c.idle[last]
+	c.idle = c.idle[:last]
+	return b, nil
 }
 
-func (c builders) give(b *volumelog.Builder) { c <- b }
+func (c *builders) give(b *builder) {
+	c.mu.Lock()
+	c.idle = append(c.idle, b)
+	c.mu.Unlock()
+	<-c.slots
+}

@@ -99,7 +99,7 @@ func (j *Journal) readBlocks(s *segment, block uint32, b []byte) error {
 			Path:    s.path,
 			Segment: s.generation, // does not change while the segment is pinned
 			Block:   block + uint32(bad),
-			Detail:  "payload checksum is wrong",
+			Detail:  wrongChecksum,
 		}
 	}
 	return nil

@@ -17,7 +17,7 @@ const (
 	OpRename   Op = "rename" // name is the old name
 	OpMkdir    Op = "mkdir"
 	OpSyncDir  Op = "syncdir"
-	OpRead     Op = "read"
+	OpRead     Op = "read"   // ReadAt and ReadvAt
 	OpWrite    Op = "write"  // WriteAt
 	OpWritev   Op = "writev" // WritevAt
 	OpSyncData Op = "syncdata"
@@ -120,6 +120,30 @@ func (f *faultyFile) ReadAt(p []byte, off int64) (int, error) {
 	if flips && n > 0 {
 		bit := flip.Bit % int64(n*8)
 		p[bit/8] ^= 1 << (bit % 8)
+	}
+	return n, rerr
+}
+
+func (f *faultyFile) ReadvAt(bufs [][]byte, off int64) (int, error) {
+	total := 0
+	for _, b := range bufs {
+		total += len(b)
+	}
+	err := f.hook(OpRead, f.name, off, total)
+	flip, flips := err.(*Flip)
+	if err != nil && !flips {
+		return 0, f.fault(OpRead, err)
+	}
+	n, rerr := f.File.ReadvAt(bufs, off)
+	if flips && n > 0 {
+		bit := flip.Bit % int64(n*8)
+		for _, b := range bufs {
+			if bit < int64(len(b)*8) {
+				b[bit/8] ^= 1 << (bit % 8)
+				break
+			}
+			bit -= int64(len(b) * 8)
+		}
 	}
 	return n, rerr
 }

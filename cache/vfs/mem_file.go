@@ -178,6 +178,18 @@ func (f *memFile) ReadAt(b []byte, off int64) (int, error) {
 	return done, nil
 }
 
+func (f *memFile) ReadvAt(bufs [][]byte, off int64) (int, error) {
+	total := 0
+	for _, b := range bufs {
+		n, err := f.ReadAt(b, off+int64(total))
+		total += n
+		if err != nil {
+			return total, err
+		}
+	}
+	return total, nil
+}
+
 // growLocked accounts for a file that reaches to end, or fails with ENOSPC.
 func (f *memFile) growLocked(end int64) error {
 	grow := end - f.n.size

@@ -178,20 +178,34 @@ func (f *osFile) SyncData() error {
 	}
 }
 
+// vectors are the descriptors of one system call; the readers of all files share them.
+var vectors = sync.Pool{New: func() any { return new([]unix.Iovec) }}
+
+func (f *osFile) ReadvAt(bufs [][]byte, off int64) (int, error) {
+	iov := vectors.Get().(*[]unix.Iovec)
+	defer vectors.Put(iov)
+	return f.vectored("preadv", unix.SYS_PREADV, io.EOF, iov, bufs, off)
+}
+
 func (f *osFile) WritevAt(bufs [][]byte, off int64) (int, error) {
+	return f.vectored("pwritev", unix.SYS_PWRITEV, io.ErrShortWrite, &f.iov, bufs, off)
+}
+
+// vectored transfers all of bufs. nothing is the error when the system transfers no byte.
+func (f *osFile) vectored(op string, call uintptr, nothing error, vectors *[]unix.Iovec, bufs [][]byte, off int64) (int, error) {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	if f.closed {
-		return 0, f.fault("pwritev", fs.ErrClosed)
+		return 0, f.fault(op, fs.ErrClosed)
 	}
 	if off < 0 {
-		return 0, f.fault("pwritev", fmt.Errorf("negative offset %d", off))
+		return 0, f.fault(op, fmt.Errorf("negative offset %d", off))
 	}
 	total := 0
-	skip := 0 // bytes of bufs[0] that are written
+	skip := 0 // bytes of bufs[0] that are done
 	for {
 		// Gather as much as one call takes.
-		iov, bytes := f.iov[:0], 0
+		iov, bytes := (*vectors)[:0], 0
 		for i, b := range bufs {
 			if i == 0 {
 				b = b[skip:]
@@ -207,22 +221,25 @@ func (f *osFile) WritevAt(bufs [][]byte, off int64) (int, error) {
 			v.SetLen(len(b))
 			iov, bytes = append(iov, v), bytes+len(b)
 		}
-		f.iov = iov
+		*vectors = iov
 		if bytes == 0 {
 			return total, nil
 		}
 		const longBits = 32 << (^uintptr(0) >> 63)
-		n, _, errno := unix.Syscall6(unix.SYS_PWRITEV, uintptr(f.fd), uintptr(unsafe.Pointer(&iov[0])),
+		n, _, errno := unix.Syscall6(call, uintptr(f.fd), uintptr(unsafe.Pointer(&iov[0])),
 			uintptr(len(iov)), uintptr(off), uintptr(uint64(off)>>(longBits-1)>>1), 0)
 		clear(iov)
 		if errno == unix.EINTR {
 			continue
 		}
 		if errno != 0 {
-			return total, f.fault("pwritev", errno)
+			return total, f.fault(op, errno)
 		}
 		if n == 0 {
-			return total, f.fault("pwritev", io.ErrShortWrite)
+			if nothing == io.EOF {
+				return total, io.EOF
+			}
+			return total, f.fault(op, nothing)
 		}
 		total, off = total+int(n), off+int64(n)
 		skip += int(n)

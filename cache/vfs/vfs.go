@@ -56,12 +56,15 @@ type Info struct {
 	Dir  bool
 }
 
-// File is an open file. ReadAt may be called concurrently with everything but a write of
+// File is an open file. ReadAt and ReadvAt may be called concurrently with everything but a write of
 // the same bytes; at most one of WriteAt, WritevAt and Truncate may be in
 // progress. A write that returns fewer bytes than asked for also returns an error.
 type File interface {
 	io.ReaderAt
 	io.WriterAt
+	// ReadvAt fills bufs one after the other from off on, with one system call as far as the system's limits allow. It returns
+	// the bytes read; fewer than asked for come with an error, at the end of the file io.EOF.
+	ReadvAt(bufs [][]byte, off int64) (int, error)
 	// WritevAt writes the concatenation of bufs at off: one system call as far as the system's limits
 	// allow. bufs and what it holds are not changed and not retained.
 	WritevAt(bufs [][]byte, off int64) (int, error)

@@ -85,6 +85,21 @@ func suite(t *testing.T, fsys FS, dir string) {
 	if n, err := f.ReadAt(make([]byte, 100), int64(len(want))); n != 13 || err != io.EOF {
 		t.Errorf("read at the end: %d, %v", n, err)
 	}
+	into := make([][]byte, len(bufs))
+	for i, b := range bufs {
+		into[i] = make([]byte, len(b))
+	}
+	n, err = f.ReadvAt(into, 13)
+	ok(err)
+	if n != len(want) || !bytes.Equal(bytes.Join(into, nil), want) {
+		t.Errorf("read %d bytes into a vector, or something else", n)
+	}
+	if n, err := f.ReadvAt([][]byte{make([]byte, 7), nil, make([]byte, 7)}, int64(len(want)+13-10)); n != 10 || err != io.EOF {
+		t.Errorf("read a vector at the end: %d, %v", n, err)
+	}
+	if _, err = f.ReadvAt(into, -1); err == nil {
+		t.Error("negative offset was accepted")
+	}
 	_, err = f.WritevAt(bufs, -1)
 	if err == nil {
 		t.Error("negative offset was accepted")
@@ -114,6 +129,8 @@ func suite(t *testing.T, fsys FS, dir string) {
 	_, err = f.WritevAt(bufs, 0)
 	is(err, fs.ErrClosed)
 	_, err = f.ReadAt(got, 0)
+	is(err, fs.ErrClosed)
+	_, err = f.ReadvAt(into, 0)
 	is(err, fs.ErrClosed)
 
 	ro, err := fsys.OpenFile(name("x"), os.O_RDONLY, 0)
@@ -353,6 +370,11 @@ func TestFaulty(t *testing.T) {
 	fault = &Flip{Bit: 8*1 + 0}
 	b := make([]byte, 4)
 	if n, err := f.ReadAt(b, 0); n != 4 || err != nil || string(b) != "accd" {
+		t.Errorf("got %d, %v, %q", n, err, b)
+	}
+	fault = &Flip{Bit: 8*3 + 0}
+	v := [][]byte{b[:2], b[2:]}
+	if n, err := f.ReadvAt(v, 0); n != 4 || err != nil || string(b) != "abce" {
 		t.Errorf("got %d, %v, %q", n, err, b)
 	}
 	fault = syscall.ENOSPC
