@@ -40,6 +40,8 @@ type Conn struct {
 	ahs     [pdu.MaxAHSLength]byte
 	control []byte
 	wire    controlHeader
+	surplus bool // see surplusLocked
+	passed  bool // Receive has no reference any more
 
 	// attentive: requests are looked at for what they acknowledge, and for what comes first.
 	attentive atomic.Bool
@@ -74,6 +76,7 @@ type Conn struct {
 	responses [loginBuffers - 1]response
 	hello     bool // the next message may be a Hello
 	q         sendQueue
+	replies   replies
 	r         readSlots
 	u         unexpected
 

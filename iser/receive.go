@@ -20,12 +20,22 @@ func (c *Conn) Receive() (*iscsi.PDU, error) {
 		return nil, iscsi.ErrClosed
 	}
 	c.refs++ // for the receives' memory
+	c.surplus = c.surplusLocked()
 	c.mu.Unlock()
 	p, err := c.receive()
+	if c.passed {
+		c.passed = false
+		return p, err
+	}
 	c.mu.Lock()
 	c.unrefLocked()
 	c.mu.Unlock()
 	return p, err
+}
+
+// surplusLocked reports whether so many receives are free that they are posted before Receive waits.
+func (c *Conn) surplusLocked() bool {
+	return len(c.freed) >= repostAt || !c.full && len(c.freed) > 0
 }
 
 func (c *Conn) receive() (*iscsi.PDU, error) {
@@ -47,15 +57,15 @@ func (c *Conn) receive() (*iscsi.PDU, error) {
 		if deliver {
 			return &c.pdu, nil
 		}
+		c.mu.Lock()
+		c.surplus = c.surplusLocked()
+		c.mu.Unlock()
 	}
 }
 
 // more waits for messages.
 func (c *Conn) more() error {
-	c.mu.Lock()
-	repost := len(c.freed) >= repostAt || !c.full && len(c.freed) > 0
-	c.mu.Unlock()
-	if repost {
+	if c.surplus {
 		c.flush()
 	}
 	n, err := c.recvCQ.Wait(&c.alive, c.wcs[:], false)
@@ -181,6 +191,8 @@ func (c *Conn) command(p *iscsi.PDU, id int, data []byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	tr := c.newTransferLocked()
+	c.refs--
+	c.passed = true // Receive's reference to the connection, to the transfer
 	p.Transfer = tr
 	tr.itt, tr.wire = h.ITT(), c.wire
 	tr.read, tr.write = h[1]&0x40 != 0, h[1]&0x20 != 0

@@ -106,10 +106,15 @@ func (c *Conn) SendControl(p *iscsi.PDU) error {
 		c.reap() // a buffer may be free
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	if err := c.usableLocked(); err != nil {
+		c.mu.Unlock()
 		return err
 	}
+	if tr != nil && c.respondLocked(p, tr) {
+		c.flushReplies()
+		return nil
+	}
+	defer c.mu.Unlock()
 	if tr == nil && c.q.controls >= maxBacklog {
 		c.failLocked(errBacklog)
 		return iscsi.ErrClosed
@@ -173,6 +178,15 @@ func (c *Conn) sendLocked(p *iscsi.PDU, tr *transfer, ours bool) error {
 		r.sge[0] = rdma.SGE{Buf: b, LKey: e.LKey}
 		x.wr.SGE, x.owner = r.sge[:], &r.op
 	}
+	if c.u.sent(c.encodeLocked(b, p)) {
+		c.attentive.Store(true)
+	}
+	c.q.addLocked(x)
+	return nil
+}
+
+// encodeLocked writes the message of a control PDU to b, which has its length, and stamps it.
+func (c *Conn) encodeLocked(b []byte, p *iscsi.PDU) *pdu.Header {
 	var h controlHeader
 	h.encode((*[headerLen]byte)(b))
 	hdr := (*pdu.Header)(b[headerLen:])
@@ -180,11 +194,7 @@ func (c *Conn) sendLocked(p *iscsi.PDU, tr *transfer, ours bool) error {
 	hdr.SetDataLength(len(p.Data))
 	clear(b[headerLen+pdu.HeaderLen+copy(b[headerLen+pdu.HeaderLen:], p.Data):])
 	c.numbers.Stamp(hdr)
-	if c.u.sent(hdr) {
-		c.attentive.Store(true)
-	}
-	c.q.addLocked(x)
-	return nil
+	return hdr
 }
 
 // invalidates returns the tag that the response of a task may invalidate (ISER-R6).

@@ -124,7 +124,7 @@ func TestMarkers(t *testing.T) {
 				for _, b := range s.vec {
 					all = append(all, b...)
 				}
-				s.reset()
+				s.clear()
 			}
 		}
 		var got []byte

@@ -64,7 +64,7 @@ func (q *queuePair) yield() {
 		return
 	}
 	q.recvCQ.promote()
-	if p.armed.CompareAndSwap(false, true) {
+	if !p.armed.Load() && p.armed.CompareAndSwap(false, true) {
 		p.timer.Reset(watchEvery)
 	}
 }
@@ -149,10 +149,12 @@ func (q *queuePair) receive() error {
 // loses it, and has parked. The last one who had the role has looked at all that was read.
 func (q *queuePair) drive(ctx context.Context, c *completionQueue, wc []rdma.WC, solicited bool) (n int, err error) {
 	for parked := true; parked && n == 0; {
-		if err := ctx.Err(); err != nil {
+		select {
+		case <-ctx.Done(): // Err may take a lock
 			c.parked.Store(false)
 			q.yield()
-			return 0, err
+			return 0, ctx.Err()
+		default:
 		}
 		interrupted, broken := q.read()
 		c.parked.Store(false)

@@ -52,7 +52,7 @@ type queuePair struct {
 	prog progress
 	wake chan struct{}
 
-	// The fields below belong to who set writing; next also to who holds mu while nobody has.
+	// The fields below belong to who set encoding, or who holds mu while nobody has.
 	snd       sender
 	encoded   uint64 // those before are in a batch
 	next      uint64 // oldest that was not begun
@@ -62,7 +62,11 @@ type queuePair struct {
 	msg       message
 	msgIsResp bool
 	turn      bool // responses are next
-	sentBytes int  // since the segment size was looked at
+
+	// The fields below belong to who set writing.
+	out       flight
+	upto      uint64 // of the work requests, those before are written when out is
+	sentBytes int    // since the segment size was looked at; also of who holds mu while nobody writes
 
 	done    chan struct{} // closed when the connection has ended
 	flushed chan struct{} // closed when every work request has its completion
@@ -76,7 +80,8 @@ type queuePair struct {
 	head      uint64 // oldest that is not complete; the counters never wrap
 	sent      uint64 // those before are written
 	tail      uint64
-	writing   bool // somebody encodes and writes
+	writing   bool // somebody writes, and encodes
+	encoding  bool // he encodes
 	held      bool // responder: the peer has not talked yet (IWARP-6)
 	ird, ord  int
 	terminate []byte // payload of the Terminate that is to be sent
@@ -169,37 +174,30 @@ func (q *queuePair) PostSend(wrs []rdma.SendWR) (int, error) {
 	n := 0
 	var broken error
 	err := q.usableLocked()
-	direct := err == nil && q.directLocked()
-	if direct {
+	if err == nil && q.directLocked() {
 		n, err, broken = q.postDirectLocked(wrs)
 	}
+	direct := n
 	for err == nil && n < len(wrs) {
 		if err = q.postLocked(&wrs[n]); err == nil {
 			n++
 		}
 	}
 	switch {
-	case direct && q.snd.flush():
+	case broken != nil:
+		pump := !q.writing // what was carried out before is complete
 		q.writing = true
 		q.mu.Unlock()
-		if broken != nil {
-			q.fail(broken, noFault, nil)
-		}
-		q.pump(true, batch{})
-		return n, err
-	case direct:
-		q.sent = q.encoded
-		if !q.retireLocked() {
-			broken = rdma.ErrOverrun
-		}
-		q.restart()
-	}
-	if broken != nil {
-		q.mu.Unlock()
 		q.fail(broken, noFault, nil)
-		return n, err
+		if pump {
+			q.mu.Lock()
+			q.pumpLocked(true)
+		}
+	case direct == n && n > 0 && err == nil && wrs[n-1].Flags&rdma.More != 0:
+		q.mu.Unlock()
+	default:
+		q.kickLocked()
 	}
-	q.kickLocked()
 	return n, err
 }
 
@@ -302,7 +300,7 @@ func (q *queuePair) start(s *sock, a agreed, initiator bool) error {
 	q.held = !initiator
 	if initiator && a.rtr != 0 {
 		q.first(a.rtr)
-		q.writing = true // and signal begins with it
+		q.writing = true // the goroutine begins with it
 	}
 	q.mu.Unlock()
 	q.attach()
@@ -330,7 +328,6 @@ func (q *queuePair) first(form RTR) {
 		s.segment(&segment{op: opSend, last: true, queue: queueSend, msn: s.msn[queueSend]}, nil)
 		s.msn[queueSend]++
 	}
-	s.flush()
 }
 
 // run receives until the connection ends, and then ends the queue pair.
@@ -465,6 +462,7 @@ func (q *queuePair) Close() error {
 // finish flushes both queues. Nobody reads or writes any more.
 func (q *queuePair) finish() {
 	q.q.tags.clear()
+	putOut(q.out.land())
 	putOut(q.snd.out)
 	q.snd.out = nil
 	q.sock.release(&q.rcv)

@@ -286,3 +286,11 @@ func pattern(seed uint64, b []byte) []byte {
 	rnd.Read(b)
 	return b
 }
+
+// clear empties the batch.
+func (s *sender) clear() {
+	out := s.out
+	var f flight
+	s.launch(&f)
+	s.out = out[:0]
+}

@@ -47,14 +47,23 @@ type sender struct {
 	out     []byte   // headers, trailers, and copied payload of the batch
 	mark    int      // out[mark:] is not in vec
 	vec     [][]byte // the batch
-	head    int      // vec[:head] is written
 	payload int      // gathered bytes
 	plain   []byte   // markers only: the FPDU before they are inserted
+	tags    *tagTable
+	refs    []ref  // pieces of the batch that lie in windows
+	ended   uint64 // tags.ended when the first was added
+}
 
-	// Pieces of the batch that lie in windows may be written only while these are bound, under the lock of tags.
+// flight is a batch that is being written.
+type flight struct {
+	vec  [][]byte
+	head int    // vec[:head] is written
+	out  []byte // what some of vec are parts of
+
+	// Pieces that lie in windows may be written only while these are bound, under the lock of tags.
 	tags  *tagTable
 	refs  []ref
-	ended uint64 // tags.ended when the first was added
+	ended uint64
 }
 
 // ref is a piece of a window.
@@ -65,17 +74,17 @@ type ref struct {
 }
 
 // sound reports whether what is not written of the pieces in windows may still be. tags.mu is held.
-func (s *sender) sound() bool {
-	if s.ended == s.tags.ended {
+func (f *flight) sound() bool {
+	if f.ended == f.tags.ended {
 		return true
 	}
-	for i := range s.refs {
-		r := &s.refs[i]
-		if r.at < s.head {
+	for i := range f.refs {
+		r := &f.refs[i]
+		if r.at < f.head {
 			continue
 		}
-		left := s.vec[r.at]
-		if b, ok := s.tags.reachLocked(r.tag, r.end-uint64(len(left)), len(left), rdma.RemoteRead); ok != accessOK || addrOf(b) != addrOf(left) {
+		left := f.vec[r.at]
+		if b, ok := f.tags.reachLocked(r.tag, r.end-uint64(len(left)), len(left), rdma.RemoteRead); ok != accessOK || addrOf(b) != addrOf(left) {
 			return false
 		}
 	}
@@ -291,34 +300,50 @@ func (s *sender) insert() {
 	s.pos = (s.pos + crcLen) % markerEvery
 }
 
-// flush moves what is in out behind vec. It reports whether there was something.
-func (s *sender) flush() bool {
-	if s.mark == len(s.out) {
+// flush moves what is in out behind vec.
+func (s *sender) flush() {
+	if s.mark < len(s.out) {
+		s.vec = append(s.vec, s.out[s.mark:len(s.out):len(s.out)])
+		s.mark = len(s.out)
+	}
+}
+
+// empty reports whether there is nothing in the batch.
+func (s *sender) empty() bool { return len(s.out) == 0 }
+
+// launch moves the batch to f, which is empty, and begins the next one. It reports whether there was something in it.
+func (s *sender) launch(f *flight) bool {
+	if s.empty() {
 		return false
 	}
-	s.vec = append(s.vec, s.out[s.mark:len(s.out):len(s.out)])
-	s.mark = len(s.out)
+	s.flush()
+	f.vec, s.vec = s.vec, f.vec[:0]
+	f.refs, s.refs = s.refs, f.refs[:0]
+	f.out, s.out = s.out, nil
+	f.head, f.tags, f.ended, s.mark, s.payload = 0, s.tags, s.ended, 0, 0
 	return true
 }
 
-// reset empties the batch after it was written.
-func (s *sender) reset() {
-	clear(s.vec)
-	s.vec, s.head, s.out, s.mark, s.payload, s.refs = s.vec[:0], 0, s.out[:0], 0, 0, s.refs[:0]
+// land empties f. It returns the memory of the batch.
+func (f *flight) land() []byte {
+	out := f.out
+	clear(f.vec)
+	f.vec, f.refs, f.head, f.out = f.vec[:0], f.refs[:0], 0, nil
+	return out
 }
 
-// pending is what of the batch is not written.
-func (s *sender) pending() [][]byte { return s.vec[s.head:] }
+// pending is what is not written.
+func (f *flight) pending() [][]byte { return f.vec[f.head:] }
 
-// wrote says that n more bytes of the batch are written.
-func (s *sender) wrote(n int) {
+// wrote says that n more bytes are written.
+func (f *flight) wrote(n int) {
 	for n > 0 {
-		if k := len(s.vec[s.head]); n < k {
-			s.vec[s.head] = s.vec[s.head][n:]
+		if k := len(f.vec[f.head]); n < k {
+			f.vec[f.head] = f.vec[f.head][n:]
 			return
 		} else {
 			n -= k
-			s.head++
+			f.head++
 		}
 	}
 }

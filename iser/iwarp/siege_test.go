@@ -296,7 +296,7 @@ func TestGuessesAtTags(t *testing.T) {
 		case 1:
 			to &^= 0xfff
 		}
-		s.reset()
+		s.clear()
 		form := rnd.IntN(3)
 		switch form {
 		case 0:

@@ -77,9 +77,9 @@ func (s *sock) release(r *receiver) {
 	}
 }
 
-// write writes the batch of b, and says so to b. With a stall time of 0 it stops where it would wait; otherwise it fails if the peer reads
+// write writes b, and says so to it. With a stall time of 0 it stops where it would wait; otherwise it fails if the peer reads
 // nothing for so long.
-func (s *sock) write(b *sender, stall time.Duration) (int, error) {
+func (s *sock) write(b *flight, stall time.Duration) (int, error) {
 	if stall > 0 {
 		s.nc.SetWriteDeadline(time.Now().Add(stall))
 		defer s.nc.SetWriteDeadline(time.Time{})

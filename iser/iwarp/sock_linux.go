@@ -22,7 +22,7 @@ type system struct {
 	readN   int
 	readErr error
 
-	w       *sender
+	w       *flight
 	wait    bool
 	writeN  int
 	writErr error
@@ -112,7 +112,7 @@ func (s *system) readv(fd int) (int, syscall.Errno) {
 	return int(n), 0
 }
 
-func (s *system) write(raw syscall.RawConn, w *sender, wait bool) (int, error) {
+func (s *system) write(raw syscall.RawConn, w *flight, wait bool) (int, error) {
 	s.w, s.wait, s.writeN, s.writErr = w, wait, 0, nil
 	if err := raw.Write(s.writeFn); err != nil {
 		return s.writeN, err

@@ -32,9 +32,10 @@ func putOut(b []byte) {
 // directLimit is the most payload, in bytes, of a work request that is encoded where it is posted.
 const directLimit = 16 << 10
 
-// directLocked reports whether what is posted may be encoded at once: nobody encodes, and nothing comes before it.
+// directLocked reports whether what is posted may be encoded at once: nobody encodes, and nothing comes before it. What was encoded before may still be
+// on its way.
 func (q *queuePair) directLocked() bool {
-	return !q.writing && !q.held && q.state == stateConnected && q.next == q.tail && q.msg.done >= q.msg.size && q.q.resps.empty() && q.sock.raw != nil
+	return !q.encoding && q.next == q.tail && q.state == stateConnected && !q.held && q.msg.done >= q.msg.size && q.q.resps.empty() && q.sock.raw != nil
 }
 
 // postDirectLocked encodes work requests as they are posted, up to the first one that is not small, and carries out those that send nothing. They are
@@ -65,7 +66,6 @@ func (q *queuePair) postDirectLocked(wrs []rdma.SendWR) (n int, err, broken erro
 		default:
 			if q.snd.out == nil {
 				q.snd.out = getOut()
-				q.refresh()
 			}
 			q.startMessage(wr.Op, wr.Flags, wr.RKey, wr.RemoteAddr, wr.SGE)
 			q.snd.whole(&q.msg)
@@ -96,14 +96,16 @@ func (q *queuePair) kickLocked() {
 		q.mu.Unlock()
 		return
 	}
-	if err := q.localLocked(); err != nil {
-		q.mu.Unlock()
-		q.fail(err, noFault, nil)
-		return
-	}
-	if !q.workLocked() {
-		q.mu.Unlock()
-		return
+	if q.snd.empty() {
+		if err := q.localLocked(); err != nil {
+			q.mu.Unlock()
+			q.fail(err, noFault, nil)
+			return
+		}
+		if !q.workLocked() {
+			q.mu.Unlock()
+			return
+		}
 	}
 	q.writing = true
 	if q.sock.raw == nil {
@@ -111,18 +113,15 @@ func (q *queuePair) kickLocked() {
 		q.signal()
 		return
 	}
-	b := q.batchLocked()
-	q.mu.Unlock()
-	q.pump(true, b)
+	q.pumpLocked(true)
 }
 
-// localLocked carries out the work requests at the head of the queue that send nothing. Nobody has writing.
+// localLocked carries out the work requests at the head of the queue that send nothing, and completes them. Nobody has writing, and nothing is to be written.
 func (q *queuePair) localLocked() error {
-	if q.state != stateConnected || q.next == q.tail {
+	if q.state != stateConnected {
 		return nil
 	}
 	var err error
-	first := q.next
 	for err == nil {
 		w := q.sendable(q.tail, q.held)
 		if w == nil || w.op < rdma.OpBind {
@@ -130,11 +129,12 @@ func (q *queuePair) localLocked() error {
 		}
 		q.next++
 		err = q.local(w)
+		q.encoded = q.next
 	}
-	if q.next == first {
+	if q.sent == q.encoded {
 		return nil
 	}
-	q.encoded, q.sent = q.next, q.next
+	q.sent = q.encoded
 	if !q.retireLocked() {
 		return rdma.ErrOverrun
 	}
@@ -162,7 +162,6 @@ func localError(op rdma.Opcode) error { return fmt.Errorf("%w: %v failed", rdma.
 
 // batch is what fill has to know of the fields that mu guards.
 type batch struct {
-	some      bool // there is one
 	tail      uint64
 	held      bool
 	ending    bool
@@ -170,7 +169,7 @@ type batch struct {
 }
 
 func (q *queuePair) batchLocked() batch {
-	b := batch{some: true, tail: q.tail, held: q.held, ending: q.state != stateConnected}
+	b := batch{tail: q.tail, held: q.held, ending: q.state != stateConnected}
 	if b.ending {
 		b.terminate, q.terminate = q.terminate, nil
 	}
@@ -185,61 +184,76 @@ func (q *queuePair) write(quit chan struct{}) {
 	for {
 		select {
 		case <-q.wake:
-			q.pump(false, batch{})
+			q.mu.Lock()
+			q.pumpLocked(false)
 		case <-quit:
 			return
 		}
 	}
 }
 
-// pump encodes and writes until there is nothing to send. The caller has writing, and loses it. With inline, it gives it to the goroutine instead
-// of waiting. b is what to encode first, if there is nothing to write.
-func (q *queuePair) pump(inline bool, b batch) {
-	s := &q.snd
-	written := 0
-	for {
-		if b.some {
-			if s.out == nil {
-				s.out = getOut()
-			}
-			q.refresh()
-			q.fill(&b) // after an error the batch ends, and goes before the Terminate that fail prepared
-			s.flush()
-		}
-		for len(s.pending()) > 0 {
-			n, err := q.sock.write(s, q.patience(inline))
-			written += n
-			q.sentBytes += n
-			if err != nil {
-				if !errors.Is(err, errRevoked) {
-					err = fmt.Errorf("%w: %w: %w", rdma.ErrTransport, errBroken, err)
-				}
+// pumpLocked encodes and writes until there is nothing to send, also what others encode while it writes. The caller has writing, and loses it. With inline, it gives it to the
+// goroutine instead of waiting. It lets mu go.
+func (q *queuePair) pumpLocked(inline bool) {
+	for written := 0; ; {
+		if len(q.out.vec) > 0 {
+			q.mu.Unlock()
+			n, err := q.writeOut(inline)
+			if written += n; err != nil {
 				q.stop(err)
 				return
 			}
-			if len(s.pending()) > 0 || inline && written > inlineBytes {
+			if len(q.out.pending()) > 0 || inline && written > inlineBytes {
 				q.signal()
 				return
 			}
+			q.mu.Lock()
+			putOut(q.out.land())
+			q.sent = q.upto
 		}
-		s.reset()
-		q.mu.Lock()
-		q.sent = q.encoded
-		q.spare = append(q.spare, q.used...)
-		q.used = q.used[:0]
+		q.refresh()
+		if q.workLocked() && q.snd.room() {
+			b := q.batchLocked()
+			q.encoding = true
+			q.mu.Unlock()
+			q.fill(&b) // after an error the batch ends, and goes before the Terminate that fail prepared
+			q.mu.Lock()
+			q.encoding = false
+			q.spare = append(q.spare, q.used...)
+			q.used = q.used[:0]
+		}
+		q.upto = q.encoded
+		launched := q.snd.launch(&q.out)
+		if !launched {
+			q.sent = q.encoded // they have nothing to send
+		}
 		if !q.retireLocked() {
 			q.mu.Unlock()
 			q.stop(rdma.ErrOverrun)
 			return
 		}
-		if !q.workLocked() {
+		if !launched && !q.workLocked() {
 			q.rest()
 			q.mu.Unlock()
 			return
 		}
-		b = q.batchLocked()
-		q.mu.Unlock()
 	}
+}
+
+// writeOut writes what is on its way, and returns how many bytes it wrote. With inline, it stops where it would wait.
+func (q *queuePair) writeOut(inline bool) (written int, err error) {
+	for len(q.out.pending()) > 0 {
+		n, err := q.sock.write(&q.out, q.patience(inline))
+		written += n
+		q.sentBytes += n
+		if err != nil && !errors.Is(err, errRevoked) {
+			err = fmt.Errorf("%w: %w: %w", rdma.ErrTransport, errBroken, err)
+		}
+		if err != nil || inline {
+			return written, err
+		}
+	}
+	return written, nil
 }
 
 // patience is how long a write may wait.
@@ -261,14 +275,16 @@ var errRevoked = fmt.Errorf("%w: %w: a window was invalidated while the peer rea
 // stop ends writing because of err, which becomes that of the connection. Nothing more is written.
 func (q *queuePair) stop(err error) {
 	q.fail(err, noFault, nil)
-	q.snd.reset()
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	putOut(q.out.land())
+	q.snd.launch(&q.out)
+	putOut(q.out.land())
 	q.terminate = nil
 	q.rest()
 }
 
-// rest lets go of writing. mu is held.
+// rest lets go of writing. mu is held, and nothing is to be written.
 func (q *queuePair) rest() {
 	putOut(q.snd.out)
 	q.snd.out = nil
@@ -284,7 +300,7 @@ func (q *queuePair) restart() {
 	}
 }
 
-// refresh follows the segment size of the path (IWARP-23).
+// refresh follows the segment size of the path (IWARP-23). mu is held.
 func (q *queuePair) refresh() {
 	if q.sentBytes < refreshBytes || q.opt.MaxULPDU != 0 || q.msg.done < q.msg.size {
 		return
@@ -320,6 +336,9 @@ func (q *queuePair) sendable(tail uint64, held bool) *sendWQE {
 // fill encodes a batch. An error ends the connection, and was given to fail.
 func (q *queuePair) fill(b *batch) error {
 	s := &q.snd
+	if s.out == nil {
+		s.out = getOut()
+	}
 	if b.ending {
 		q.msg.done, q.msg.size = 0, 0 // nothing of it follows
 		if b.terminate != nil {

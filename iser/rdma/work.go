@@ -48,6 +48,9 @@ const (
 	// Inline takes the bytes when it is posted: SGE may be any memory, and be reused at once (IBV_SEND_INLINE).
 	// Of Sends and Writes, up to QPAttr.MaxInline.
 	Inline
+	// More on the last one of a list: another call of PostSend follows in a moment, if only with an empty list, and nothing of this one needs to be sent before. (What
+	// ibv_wr_start and ibv_wr_complete are around)
+	More
 )
 
 // SendWR is a work request of the send queue (struct ibv_send_wr). They are carried out in order, and complete in order. Later
