@@ -225,20 +225,23 @@ func TestISERHello(t *testing.T) {
 
 // Every shape of a write: what is immediate, what is unsolicited, what the target reads, and from where (ISER-32, 34, R1).
 func TestISERWriteShapes(t *testing.T) {
-	const size = 30002
 	for _, test := range []struct {
 		name                  string
+		size                  int
 		initialR2T, immediate string
 		first                 string
 		immediateLen, unsol   int // unsol includes what is immediate
 	}{
-		{"all", "No", "Yes", "20000", 4096, 20000},
-		{"immediate", "Yes", "Yes", "20000", 4096, 4096},
-		{"unsolicited", "No", "No", "20000", 0, 20000},
-		{"solicited", "Yes", "No", "20000", 0, 0},
-		{"nothing to read", "No", "Yes", "65536", 4096, size},
-		{"large segments", "Yes", "Yes", "16384", 16384, 16384},
+		{"all", 30002, "No", "Yes", "20000", 4096, 20000},
+		{"immediate", 30002, "Yes", "Yes", "20000", 4096, 4096},
+		{"unsolicited", 30002, "No", "No", "20000", 0, 20000},
+		{"solicited", 30002, "Yes", "No", "20000", 0, 0},
+		{"nothing to read", 30002, "No", "Yes", "65536", 4096, 30002},
+		{"large segments", 30002, "Yes", "Yes", "16384", 16384, 16384},
+		{"large", solicitAll, "No", "Yes", "20000", 0, 0},
+		{"large, nothing to read", solicitAll, "No", "Yes", "65536", 4096, solicitAll},
 	} {
+		size := test.size
 		for _, base := range []WriteBase{WriteBaseDefault, WriteBaseSolicited, WriteBaseAll} {
 			for _, registered := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s/%d/%v", test.name, base, registered), func(t *testing.T) {
@@ -256,7 +259,7 @@ func TestISERWriteShapes(t *testing.T) {
 							return
 						}
 						var c pdu.SCSICommand
-						if err := c.Decode(&in.Header); err != nil || !c.Write || c.EDTL != size || c.Final != (test.unsol == test.immediateLen) || len(in.Data) != test.immediateLen {
+						if err := c.Decode(&in.Header); err != nil || !c.Write || int(c.EDTL) != size || c.Final != (test.unsol == test.immediateLen) || len(in.Data) != test.immediateLen {
 							p.t.Errorf("peer: %+v with %d bytes, %v", c, len(in.Data), err)
 						}
 						key, to := p.m.writeKey, p.m.writeBase
