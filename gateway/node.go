@@ -27,7 +27,8 @@ import (
 	"github.com/isergate/isergate/objectstore"
 )
 
-// stopTimeout bounds a stop: sessions end, and what was accepted is journaled.
+// stopTimeout bounds a stop: sessions end, within logoutTimeout or, if commands have to be aborted, at most 6 s later
+// (iscsi.Server.Shutdown); and what was accepted is journaled.
 const stopTimeout = 20 * time.Second
 
 // Options of a Node.

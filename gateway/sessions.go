@@ -147,17 +147,18 @@ func (f *front) drop(ctx context.Context, initiator, target string) error {
 	return f.server.DropInitiator(ctx, initiator, target)
 }
 
-// close takes no more commands and returns when those under way have ended. Then no connection touches memory of the engine any more.
+// close takes no more commands and returns when those under way have ended, or with ctx: then it fails. Unless it failed no connection touches
+// memory of the engine any more; what one still has is not given back to the system (arena.Close).
 func (f *front) close(ctx context.Context) error {
 	var errs []error
 	if f.server != nil {
-		ctx, cancel := context.WithTimeout(ctx, logoutTimeout)
+		logout, cancel := context.WithTimeout(ctx, logoutTimeout)
 		defer cancel()
-		errs = append(errs, f.server.Shutdown(ctx))
+		errs = append(errs, f.server.Shutdown(logout))
 	}
 	f.portals.running.Wait()
 	if f.portals.iser != nil {
-		errs = append(errs, f.portals.iser.Close())
+		errs = append(errs, f.portals.iser.Close(ctx))
 	}
 	if f.portals.memory != nil {
 		errs = append(errs, f.portals.memory.Close())

@@ -144,7 +144,7 @@ func (c *Conn) establish(ctx context.Context, req rdma.Request, first []int) err
 	_, ord := c.qp.Depth()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.r.init(ord)
+	c.r.ord = ord
 	return nil
 }
 

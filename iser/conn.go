@@ -15,7 +15,7 @@ import (
 )
 
 // closeTimeout bounds what a graceful Close waits for what is queued to be sent.
-const closeTimeout = 5 * time.Second
+const closeTimeout = 2 * time.Second
 
 // Conn is one iSCSI connection over RDMA. It implements iscsi.Datamover.
 type Conn struct {

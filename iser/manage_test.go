@@ -177,8 +177,8 @@ func TestReadIsNeverAnswered(t *testing.T) {
 
 // A reset of the unit waits for commands of initiators that answer no Read, but not for long: their connections end, and those of the others go on.
 func TestResetDoesNotWaitForReads(t *testing.T) {
-	r := newRig(t, func(_ *rig, _ *iscsi.Options, o *iser.Options) {
-		o.ReadTimeout, o.AbortTimeout = 10*patience, 50*time.Millisecond
+	r := newRig(t, func(_ *rig, i *iscsi.Options, o *iser.Options) {
+		o.ReadTimeout, i.AbortWait = 10*patience, 50*time.Millisecond
 	})
 	other := r.ready(dialing{})
 	c, s := r.dialSilent(dialing{})
@@ -196,6 +196,29 @@ func TestResetDoesNotWaitForReads(t *testing.T) {
 	c.closed()
 	other.run(make([]byte, 6), 0, nil) // unit attention
 	other.good(write16(0, 512), 0, pattern(2, 262144))
+}
+
+// The same of commands of an initiator that does not read what it asked for: those that have not ended are waited for (ISER-R12).
+func TestResetDoesNotWaitForReaders(t *testing.T) {
+	for _, function := range []pdu.TaskFunction{pdu.LogicalUnitReset, pdu.ClearTaskSet, pdu.TargetWarmReset} {
+		r := newRig(t, func(r *rig, i *iscsi.Options, _ *iser.Options) {
+			r.iwarp.StallTimeout, i.AbortWait = 10*patience, 50*time.Millisecond
+		})
+		other := r.ready(dialing{})
+		c, s := r.dialSilent(dialing{})
+		s.Conn.(*net.TCPConn).SetReadBuffer(64 << 10)
+		c.login()
+		c.run(make([]byte, 6), 0, nil)
+		giveUp := r.fill(c, s, 2<<20)
+		if resp := other.managed(other.manage(function, 0)); resp.Response != pdu.FunctionComplete {
+			t.Errorf("%v", resp.Response)
+		}
+		await(t, "the session ends", func() bool { return len(r.srv.Sessions()) == 1 })
+		await(t, "what the unit lent is given back", func() bool { return r.lent.Usage().UsedBytes == 0 })
+		giveUp()
+		other.run(make([]byte, 6), 0, nil) // unit attention
+		other.good(write16(0, 512), 0, pattern(2, 262144))
+	}
 }
 
 // Initiators that answer no Read, of data that goes through bounce buffers, do not use up those of the others.
@@ -260,12 +283,27 @@ func TestShutdownWithPeerThatDoesNotRead(t *testing.T) {
 	s.Conn.(*net.TCPConn).SetReadBuffer(64 << 10)
 	c.login()
 	c.run(make([]byte, 6), 0, nil)
+	giveUp := r.fill(c, s, 1<<20)
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := r.srv.Shutdown(ctx); !errors.Is(err, context.Canceled) || errors.Is(err, iscsi.ErrStuck) {
+		t.Errorf("Shutdown: %v", err)
+	}
+	await(t, "what the unit lent is given back", func() bool { return r.lent.Usage().UsedBytes == 0 })
+	giveUp()
+}
+
+// fill has a client read more than TCP keeps, by commands of size bytes, without taking it, and waits until the connection is full.
+func (r *rig) fill(c *client, s *silent, size int) (giveUp func()) {
+	t := r.t
+	t.Helper()
+	before := len(r.srv.Sessions()) - 1
 	s.stop(true)
-	const size, commands = 1 << 20, 12 // more than TCP keeps
-	in := c.expose(size, nil, rdma.RemoteWrite)
+	const commands = 12
+	in := c.expose(1<<20, nil, rdma.RemoteWrite) // nothing is placed in it
 	for range commands {
 		c.command(read16(0, size/512), 0, nil, 0, func(p *pdu.SCSICommand, w *head) {
-			p.Read, p.EDTL = true, size
+			p.Read, p.EDTL = true, uint32(size)
 			w.first, w.readTag, w.readBase = 0x14, in.w.RKey(), in.w.Addr()
 		})
 	}
@@ -273,21 +311,26 @@ func TestShutdownWithPeerThatDoesNotRead(t *testing.T) {
 	running := 0
 	await(t, "the connection is full", func() bool {
 		all := r.srv.Sessions()
-		if len(all) != 1 || all[0].Commands != commands+1 || all[0].Running != running || r.lent.Usage().UsedBytes < int64(running*size) {
-			still, running = 0, all[0].Running
+		if len(all) != before+1 {
+			t.Fatal("the session has ended")
+		}
+		var mine iscsi.SessionInfo
+		for _, info := range all {
+			if info.ISID == c.isid {
+				mine = info
+			}
+		}
+		if mine.Commands != commands+1 || mine.Running != running || r.lent.Usage().UsedBytes < int64(running)<<20 {
+			still, running = 0, mine.Running
 		}
 		still++
 		return still > 200 && running > 0
 	})
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	if err := r.srv.Shutdown(ctx); !errors.Is(err, context.Canceled) || errors.Is(err, iscsi.ErrStuck) {
-		t.Errorf("Shutdown: %v", err)
+	return func() {
+		s.stop(false)
+		in.w.Close()
+		c.mem.Free(in.pieces)
 	}
-	await(t, "what the unit lent is given back", func() bool { return r.lent.Usage().UsedBytes == 0 })
-	s.stop(false)
-	in.w.Close()
-	c.mem.Free(in.pieces)
 }
 
 // ISER-54: a connection that breaks gives everything back, whatever was in progress.
@@ -355,14 +398,42 @@ func TestNoGoroutinesLeft(t *testing.T) {
 	await(t, "goroutines end", func() bool { return runtime.NumGoroutine() <= before+20 })
 }
 
-// Target.Close waits for connections that were closed, and fails for those that were not.
+// Target.Close waits for connections that were closed, as long as it may, and fails for those that were not.
 func TestTargetClose(t *testing.T) {
 	r := newRig(t)
 	c := r.ready(dialing{})
-	if err := r.target.Close(); !errors.Is(err, rdma.ErrBusy) {
+	if err := r.target.Close(t.Context()); !errors.Is(err, rdma.ErrBusy) {
 		t.Errorf("%v", err)
 	}
 	c.ping()
 	c.logout()
 	c.closed()
+}
+
+// What is held for longer than Target.Close may wait is not deregistered.
+func TestTargetCloseIsBounded(t *testing.T) {
+	release := make(chan struct{})
+	entered := make(chan struct{})
+	r := newRig(t, func(r *rig, _ *iscsi.Options, _ *iser.Options) {
+		r.medium.Before = func(_ context.Context, op scsitest.Op, _ scsi.Extent) error {
+			if op == scsitest.OpRead {
+				close(entered)
+				<-release // whatever its context says
+			}
+			return nil
+		}
+	})
+	c := r.ready(dialing{})
+	c.command(read16(0, 128), 65536, nil, 0)
+	<-entered
+	c.qp.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	for ctx.Err() == nil { // while the connection is open it does not wait
+		if err := r.target.Close(ctx); !errors.Is(err, rdma.ErrBusy) {
+			t.Errorf("%v", err)
+		}
+	}
+	close(release)
+	await(t, "the session ends", func() bool { return len(r.srv.Sessions()) == 0 })
 }

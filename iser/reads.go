@@ -15,36 +15,11 @@ type readSlots struct {
 	waiting []*transfer // first come, first served
 	done    uint64      // completed, ever
 
-	// tasks are the contexts of the commands whose Reads are outstanding, in order: a ring, from head to tail.
-	tasks      []context.Context
-	head, tail uint64
-
 	// The watchdog: a timer that runs while Reads are outstanding.
-	timer   *time.Timer
-	armed   bool
-	seen    uint64        // done, when it was set
-	idle    time.Duration // how long that had not changed
-	aborted bool          // one of the tasks had been aborted then
-	ended   bool
-}
-
-func (r *readSlots) init(ord int) { r.ord, r.tasks = ord, make([]context.Context, ord) }
-
-// postedLocked is called with each Read that is queued.
-func (r *readSlots) postedLocked(c *Conn, ctx context.Context) {
-	r.tasks[r.tail%uint64(len(r.tasks))] = ctx
-	r.tail++
-	r.watchLocked(c)
-}
-
-// abortedLocked reports whether a task that waits for a Read was aborted.
-func (r *readSlots) abortedLocked() bool {
-	for i := r.head; i < r.tail; i++ {
-		if r.tasks[i%uint64(len(r.tasks))].Err() != nil {
-			return true
-		}
-	}
-	return false
+	timer *time.Timer
+	armed bool
+	seen  uint64 // done, when it was set
+	ended bool
 }
 
 // tryLocked takes a slot if one is free and nobody waits.
@@ -60,8 +35,6 @@ func (r *readSlots) tryLocked() bool {
 func (r *readSlots) returnLocked() {
 	r.out--
 	r.done++
-	r.tasks[r.head%uint64(len(r.tasks))] = nil
-	r.head++
 	if len(r.waiting) > 0 {
 		r.waiting[0].notify()
 	}
@@ -117,35 +90,29 @@ func (r *readSlots) watchLocked(c *Conn) {
 	if r.armed || r.ended {
 		return
 	}
-	r.armed, r.seen, r.idle, r.aborted = true, r.done, 0, false
+	r.armed, r.seen = true, r.done
 	if r.timer == nil {
-		r.timer = time.AfterFunc(c.t.opt.watchInterval(), func() { c.watch() })
+		r.timer = time.AfterFunc(c.t.opt.ReadTimeout, func() { c.watch() })
 		return
 	}
-	r.timer.Reset(c.t.opt.watchInterval())
+	r.timer.Reset(c.t.opt.ReadTimeout)
 }
 
-func (o *Options) watchInterval() time.Duration { return min(o.ReadTimeout, o.AbortTimeout) }
-
-// watch ends the connection if no Read was answered for ReadTimeout, or for AbortTimeout since a task that waits for one was aborted: others may
-// wait for the end of that task.
+// watch ends the connection if no Read was answered since it was set.
 func (c *Conn) watch() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r := &c.r
-	if r.ended || r.out == 0 {
+	switch {
+	case r.ended || r.out == 0:
 		r.armed = false
-		return
-	}
-	if r.done != r.seen {
-		r.seen, r.idle, r.aborted = r.done, 0, false
-	} else if r.idle += c.t.opt.watchInterval(); r.idle >= c.t.opt.ReadTimeout || r.aborted {
+	case r.done == r.seen:
 		r.armed = false
 		c.failLocked(errStalled)
-		return
+	default:
+		r.seen = r.done
+		r.timer.Reset(c.t.opt.ReadTimeout)
 	}
-	r.aborted = r.abortedLocked()
-	r.timer.Reset(c.t.opt.watchInterval())
 }
 
 func (r *readSlots) stopLocked() {

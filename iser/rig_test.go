@@ -108,7 +108,7 @@ func newRig(t testing.TB, change ...func(*rig, *iscsi.Options, *iser.Options)) *
 		if n := r.medium.Open(); n != 0 {
 			t.Errorf("%d landings or loans were not given back", n)
 		}
-		if err := r.target.Close(); err != nil {
+		if err := r.target.Close(ctx); err != nil {
 			t.Errorf("Target.Close: %v", err)
 		}
 		for _, m := range []*arena.Arena{r.memory, r.lent} {

@@ -49,7 +49,7 @@ func newBare(t *testing.T, bytes int64) *bare {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := b.target.Close(); err != nil {
+		if err := b.target.Close(context.Background()); err != nil {
 			t.Error(err)
 		}
 		if u := b.mem.Usage(); u.UsedBytes != 0 {

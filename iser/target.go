@@ -50,10 +50,9 @@ const (
 
 // Defaults of Options.
 const (
-	DefaultReceives     = 192
-	DefaultORD          = 32
-	DefaultReadTimeout  = 20 * time.Second
-	DefaultAbortTimeout = 5 * time.Second
+	DefaultReceives    = 192
+	DefaultORD         = 32
+	DefaultReadTimeout = 20 * time.Second
 )
 
 // unknownORD is the bound for peers that did not say how many RDMA Reads they serve.
@@ -77,9 +76,6 @@ type Options struct {
 	ORD, IRD int
 	// ReadTimeout ends a connection whose RDMA Reads make no progress for so long, at most twice that. Default 20 s.
 	ReadTimeout time.Duration
-	// AbortTimeout is the same if one of the commands that wait for them was aborted: a reset of the unit, or PREEMPT AND ABORT, waits until
-	// the memory of that command is nobody's. Default 5 s.
-	AbortTimeout time.Duration
 	// StrictWriteBase: an initiator that does not send TaggedBufferForSolicitedDataOnly advertises the start of its buffer, as RFC 7145
 	// has it. Those in use advertise the first byte that they do not send (ISER-R1).
 	StrictWriteBase bool
@@ -103,9 +99,6 @@ func (o *Options) EnsureDefaults() {
 	if o.ReadTimeout == 0 {
 		o.ReadTimeout = DefaultReadTimeout
 	}
-	if o.AbortTimeout == 0 {
-		o.AbortTimeout = DefaultAbortTimeout
-	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
@@ -126,7 +119,7 @@ func (o Options) Validate() error {
 	bad(o.Receives < 8 || o.Receives > 1<<15, "Receives is %d, not 8 to 32768", o.Receives)
 	bad(o.ORD < 1 || o.ORD > 1024, "ORD is %d, not 1 to 1024", o.ORD)
 	bad(o.IRD < 1 || o.IRD > 1024, "IRD is %d, not 1 to 1024", o.IRD)
-	bad(o.ReadTimeout < 0 || o.AbortTimeout < 0, "a timeout is negative")
+	bad(o.ReadTimeout < 0, "ReadTimeout is negative")
 	return errors.Join(errs...)
 }
 
@@ -205,26 +198,21 @@ func (t *Target) deregister() error {
 	return errors.Join(errs...)
 }
 
-// closeWait is how long Close waits for what connections still hold.
-const closeWait = 30 * time.Second
-
-// Close deregisters the memory, after all connections were closed: it waits until they have given back what they held. It fails with rdma.ErrBusy
-// if a connection was not closed, or a task of one not released.
-func (t *Target) Close() error {
+// Close deregisters the memory, after all connections were closed: it waits until they have given back what they held, but not longer than ctx. It
+// fails with rdma.ErrBusy if a connection was not closed, or a task of one not released: then nothing is deregistered, and the memory has to stay.
+func (t *Target) Close(ctx context.Context) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.closed {
 		return nil
 	}
-	expired := false
-	late := time.AfterFunc(closeWait, func() {
+	stop := context.AfterFunc(ctx, func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		expired = true
 		t.cond.Broadcast()
 	})
-	defer late.Stop()
-	for t.live > 0 && t.open == 0 && !expired {
+	defer stop()
+	for t.live > 0 && t.open == 0 && ctx.Err() == nil {
 		t.cond.Wait()
 	}
 	if t.live > 0 {

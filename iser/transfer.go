@@ -228,12 +228,12 @@ func (c *Conn) postReads(ctx context.Context, tr *transfer, in *cursor, remote u
 		n := c.gather(tr, in, left)
 		wr := rdma.SendWR{Op: rdma.OpRead, RKey: tr.wire.writeTag, RemoteAddr: remote, SGE: tr.sges[first:]}
 		c.q.addLocked(item{wr: wr, owner: &tr.op})
-		c.r.postedLocked(c, ctx)
 		remote, left, total = remote+uint64(n), left-n, total+n
 		if left == 0 || !c.registered(in.peek()) || !c.r.tryLocked() {
 			break
 		}
 	}
+	c.r.watchLocked(c)
 	c.flushTogetherLocked()
 	c.mu.Unlock()
 	return total, nil
@@ -272,7 +272,7 @@ func (c *Conn) fetchOutside(ctx context.Context, tr *transfer, b []byte, remote 
 	first := len(tr.sges)
 	tr.sges = append(tr.sges, c.memory.bounce.SGE(i, len(b)))
 	c.q.addLocked(item{wr: rdma.SendWR{Op: rdma.OpRead, RKey: tr.wire.writeTag, RemoteAddr: remote, SGE: tr.sges[first:]}, owner: &tr.op})
-	c.r.postedLocked(c, ctx)
+	c.r.watchLocked(c)
 	c.mu.Unlock()
 	c.flush()
 	if err := c.fetched(ctx, tr); err != nil {

@@ -35,8 +35,9 @@ type conn struct {
 	// loginCmdSN is CmdSN of the first Login Request.
 	loginCmdSN pdu.Serial
 
-	gone      bool // guarded by s.mu: takes no more commands
-	replaced  bool // guarded by s.mu: another connection takes its place
+	gone      bool        // guarded by s.mu: takes no more commands
+	replaced  bool        // guarded by s.mu: another connection takes its place
+	hurry     *time.Timer // guarded by s.mu: calls hurryUp; nil: none of its tasks is watched
 	loggedOut atomic.Bool
 
 	// speech decides what may be sent that is no answer of login; see say.

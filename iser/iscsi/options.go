@@ -46,6 +46,9 @@ type Options struct {
 	// then be silent before it is closed. Defaults 10 s and 20 s; a negative PingInterval turns pings off.
 	PingInterval time.Duration
 	PingTimeout  time.Duration
+	// AbortWait is how long a command that was aborted may wait for its initiator to read, or to answer. Then the initiator's connection is
+	// closed: a reset of the unit, and PREEMPT AND ABORT, wait until the memory of that command is nobody's. Default 5 s.
+	AbortWait time.Duration
 	// LogoutWait is how long initiators get to log out by themselves at Shutdown, and, up to a second, to close a connection that they
 	// have logged out. Default 2 s.
 	LogoutWait time.Duration
@@ -83,6 +86,7 @@ func (o *Options) ensureDefaults() {
 	dur(&o.LoginTimeout, 15*time.Second)
 	dur(&o.PingInterval, 10*time.Second)
 	dur(&o.PingTimeout, 20*time.Second)
+	dur(&o.AbortWait, 5*time.Second)
 	dur(&o.LogoutWait, 2*time.Second)
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -114,7 +118,7 @@ func (o Options) Validate() error {
 	if o.StagingBytes < 1<<20 {
 		errs = append(errs, fmt.Errorf("iscsi: StagingBytes is %d, less than 1 MiB", o.StagingBytes))
 	}
-	if o.LoginTimeout < 0 || o.PingTimeout < 0 || o.LogoutWait < 0 {
+	if o.LoginTimeout < 0 || o.PingTimeout < 0 || o.AbortWait < 0 || o.LogoutWait < 0 {
 		errs = append(errs, errors.New("iscsi: a timeout is negative"))
 	}
 	for _, a := range o.Algorithms {

@@ -472,7 +472,8 @@ func (s *Server) resetTarget(target string) {
 // Shutdown stops the server: it closes the listeners, asks initiators to log out, stops taking commands after
 // LogoutWait, waits for the commands in progress, and closes the connections. When ctx ends first, commands are aborted.
 // It returns nil if every nexus is lost, no goroutine of the server uses a logical unit any more, and no command had to be
-// aborted. A command that does not end although it was aborted holds it up for stuckWait at most.
+// aborted. A command that does not end although it was aborted holds it up for stuckWait at most. Initiators that do not read hold nothing up for
+// longer than AbortWait.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.mu.Lock()
 	s.stopping = true
@@ -512,6 +513,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		for _, c := range ses.connections() {
 			c.draining.Store(true)
 		}
+		ses.hurry()
 	}
 	for _, ses := range s.all() {
 		if !ses.waitIdle(ctx) {
@@ -540,7 +542,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 
 // stuckWait is how long Shutdown waits for aborted commands to end after its context has: longer than a Datamover waits for a peer
 // that does not read.
-const stuckWait = 10 * time.Second
+const stuckWait = 6 * time.Second
 
 // ErrStuck means that an aborted command has not ended: its logical unit may still be in use.
 var ErrStuck = errors.New("iscsi: an aborted command does not end")

@@ -216,11 +216,13 @@ func (s *session) complete(t *Task, res *scsi.Result) {
 	}
 	s.mu.Unlock()
 	s.bumpMax(t)
+	t.enterMover()
 	if respond {
 		t.c.dm.SendControl(t.prepare(res)) // an error ends the connection, and the reader sees it too
 	}
 	c := t.c
 	c.dm.Release(t)
+	t.leaveMover()
 	if t.loan != nil {
 		t.loan.Release()
 		t.loan = nil

@@ -38,6 +38,7 @@ type Task struct {
 	sense     [2 + maxSense]byte // the data segment of response
 	clipped   [][]byte           // scratch of Send
 	loan      scsi.Borrowed      // to be released after the Datamover's Release; nil: none
+	moves     atomic.Uint32      // odd: in a call of the Datamover
 
 	// The fields below are guarded by s.mu.
 	state taskState
@@ -46,7 +47,9 @@ type Task struct {
 	serial uint64
 	// waiters are closed when the task has left.
 	waiters []chan struct{}
-	next    *Task // in s.free
+	hurried time.Time // since when its end is watched; zero: it is not
+	moved   uint32    // moves at that time
+	next    *Task     // in s.free
 
 	ctx taskContext
 }
@@ -91,6 +94,8 @@ func (t *Task) Receive(ctx context.Context, into [][]byte, off int64) error {
 	if off < 0 || off+n > t.OutLength() {
 		return transferSense(ErrRange)
 	}
+	t.enterMover()
+	defer t.leaveMover()
 	return dataError(t.c.dm.GetData(ctx, t, into, off))
 }
 
@@ -110,6 +115,8 @@ func (t *Task) Send(ctx context.Context, from [][]byte, off int64) error {
 	if n == 0 {
 		return nil
 	}
+	t.enterMover()
+	defer t.leaveMover()
 	return dataError(t.c.dm.PutData(ctx, t, from, off))
 }
 
@@ -195,7 +202,7 @@ func newTask(c *conn, cmd *pdu.SCSICommand, p *PDU, ahs *pdu.AHS) *Task {
 func (s *session) recycleLocked(t *Task) {
 	t.serial++
 	t.ctx.reset()
-	t.c, t.Transfer, t.Held, t.waiters, t.response = nil, nil, false, nil, PDU{}
+	t.c, t.Transfer, t.Held, t.waiters, t.hurried, t.response = nil, nil, false, nil, time.Time{}, PDU{}
 	clear(t.clipped[:cap(t.clipped)])
 	t.next, s.free = s.free, t
 }
@@ -207,11 +214,13 @@ func (t *Task) abortedByUnit(serial uint64) {
 	if t.serial == serial && t.state == taskRunning {
 		t.state = taskAbortedOther
 		t.ctx.cancel()
+		t.hurryLocked()
 	}
 }
 
 // abortLocked ends the task without a status. It reports false if the task's response is already on its way.
 func (t *Task) abortLocked() bool {
+	t.hurryLocked()
 	switch t.state {
 	case taskResponding:
 		return false
@@ -222,7 +231,7 @@ func (t *Task) abortLocked() bool {
 	return true
 }
 
-// left returns a channel that is closed when the task has left.
+// leftLocked returns a channel that is closed when the task has left.
 func (t *Task) leftLocked() <-chan struct{} {
 	ch := make(chan struct{})
 	t.waiters = append(t.waiters, ch)
@@ -232,7 +241,9 @@ func (t *Task) leftLocked() <-chan struct{} {
 // run executes the task and sends its status. It is the worker's whole job.
 func (t *Task) run() {
 	res := t.s.units.Execute(&t.ctx, t.s.nexus, uint64(t.LUN), &t.cmd)
+	t.enterMover()
 	err := t.c.dm.Finish(&t.ctx, t)
+	t.leaveMover()
 	if t.faulted && err == nil {
 		err = ErrDataDigest
 	}

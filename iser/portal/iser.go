@@ -53,9 +53,9 @@ func NewISER(o ISEROptions) (*ISER, error) {
 	return &ISER{provider: provider, target: target}, nil
 }
 
-// Close waits until all iSER connections, which the iscsi.Server closes before, have given back what they used. When it has returned
-// nil, none of the memory is touched any more.
-func (i *ISER) Close() error { return i.target.Close() }
+// Close waits, as long as ctx allows, until all iSER connections, which the iscsi.Server closes before, have given back what they used. When it
+// has returned nil, none of the memory is touched any more.
+func (i *ISER) Close(ctx context.Context) error { return i.target.Close(ctx) }
 
 // respond takes the MPA request of a connection of which a part was read. It owns nc unless it fails.
 func (i *ISER) respond(ctx context.Context, nc net.Conn, read []byte) (*watched, error) {

@@ -128,7 +128,7 @@ func newRig(t testing.TB, s settings) *rig {
 			t.Errorf("Serve: %v", err)
 		}
 		await(t, "memory of connections comes back", func() bool { return r.memory.Usage().UsedBytes == base })
-		if err := shared.Close(); err != nil {
+		if err := shared.Close(ctx); err != nil {
 			t.Errorf("ISER.Close: %v", err)
 		}
 		if n := r.memory.Usage().UsedBytes; n != 0 {

@@ -16,7 +16,7 @@ import (
 // Limits of a connection.
 const (
 	loginSegment = 8192            // bytes of a data segment before full feature phase (RFC 7143, 13.12)
-	closeTimeout = 5 * time.Second // a graceful Close sends what is queued within this
+	closeTimeout = 2 * time.Second // a graceful Close sends what is queued within this
 	lingerTime   = 2 * time.Second // and reads until the peer closes, so that no reset destroys what it has not read
 	readBuffer   = 16 << 10        // bytes
 	largeOut     = 32 << 10        // bytes of a Data-Out whose header is worth a read of its own

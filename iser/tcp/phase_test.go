@@ -1,6 +1,7 @@
 package tcp_test
 
 import (
+	"context"
 	"errors"
 	"io"
 	"log/slog"
@@ -35,9 +36,15 @@ func virtual(t *testing.T, change func(*rig, *iscsi.Options), f func(r *rig, dia
 		l := pipeListener(t)
 		served := make(chan error, 1)
 		go func() { served <- r.srv.Serve(l, iscsi.Portal{}) }()
+		var clients []*client
 		f(r, func(isid byte) *client {
-			return &client{t: t, c: l.dial(t), isid: pdu.ISID{0x40, 0, 0, 0, 0, isid}, cmdSN: 1, itt: 1}
+			c := &client{t: t, c: l.dial(t), isid: pdu.ISID{0x40, 0, 0, 0, 0, isid}, cmdSN: 1, itt: 1}
+			clients = append(clients, c)
+			return c
 		})
+		for _, c := range clients {
+			c.c.Close() // whoever waits for a lock does not let the clock go on: nobody may wait for them
+		}
 		if err := r.srv.Close(); err != nil {
 			t.Error(err)
 		}
@@ -130,4 +137,60 @@ func TestNoAsyncBeforeTheFinalLoginResponse(t *testing.T) {
 			})
 		})
 	}
+}
+
+// An initiator that does not read what it asked for does not hold up a reset by another one for longer than AbortWait: its connection is closed.
+// Commands of one that reads in time are aborted, and it stays.
+func TestResetDoesNotWaitForReaders(t *testing.T) {
+	virtual(t, nil, func(r *rig, dial func(byte) *client) {
+		deaf, other := dial(1), dial(2)
+		deaf.login("DefaultTime2Retain=0")
+		deaf.tur()
+		other.login()
+		other.tur()
+		deaf.command(read16(0, 4096), 2<<20, nil, 0)
+		synctest.Wait() // the target waits for it to read
+		began := time.Now()
+		if res := other.managed(other.manage(pdu.LogicalUnitReset, pdu.ReservedTag)); res.Response != pdu.FunctionComplete {
+			t.Error(res.Response)
+		}
+		if waited := time.Since(began); waited != 5*time.Second {
+			t.Errorf("the reset took %v", waited)
+		}
+		await(t, "the session ends", func() bool { return len(r.srv.Sessions()) == 1 })
+
+		slow := dial(3)
+		slow.login()
+		slow.tur()
+		itt := slow.command(read16(0, 4096), 2<<20, nil, 0)
+		synctest.Wait()
+		itt2 := other.manage(pdu.LogicalUnitReset, pdu.ReservedTag)
+		time.Sleep(4 * time.Second) // of the virtual clock
+		if res := slow.finish(itt, nil); res.status != scsi.TaskAborted {
+			t.Errorf("status %#x", res.status)
+		}
+		if res := other.managed(itt2); res.Response != pdu.FunctionComplete {
+			t.Error(res.Response)
+		}
+		time.Sleep(time.Minute)
+		slow.ping()
+	})
+}
+
+// Nor does it hold up a stop, which ends without an error: nothing that was acknowledged is lost by it.
+func TestShutdownDoesNotWaitForReaders(t *testing.T) {
+	virtual(t, nil, func(r *rig, dial func(byte) *client) {
+		deaf := dial(1)
+		deaf.login()
+		deaf.tur()
+		for i := range 4 {
+			deaf.command(read16(i, 4096), 2<<20, nil, 0)
+		}
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(r.t.Context(), 10*time.Second)
+		defer cancel()
+		if err := r.srv.Shutdown(ctx); err != nil {
+			t.Error(err)
+		}
+	})
 }
