@@ -20,7 +20,8 @@ import (
 // BadgerOptions configure a Badger store. The zero value is usable.
 type BadgerOptions struct {
 	// ReserveBytes of free space on the file system are never used: 0 means 512 MiB.
-	// A full disk kills the process inside of Badger, which maps sparse files.
+	// A full disk kills the process inside of Badger, which maps sparse files. A quarter is enough to
+	// open the store: what stopped writing at the reserve starts again.
 	ReserveBytes int64
 	// MemTableBytes: 0 means 32 MiB. At least 32 MiB, so that a Batch fits.
 	MemTableBytes int64
@@ -115,7 +116,7 @@ func OpenBadger(dir string, o BadgerOptions) (*Badger, error) {
 		}
 	}()
 	// Opening writes too: a new log file is mapped at its full size.
-	if err := s.checkSpace(); err != nil {
+	if err := s.checkSpace(o.ReserveBytes / 4); err != nil {
 		return nil, err
 	}
 	if err := verifyTables(dir); err != nil {
@@ -243,13 +244,13 @@ func probe(dir string) error {
 	return nil
 }
 
-func (s *Badger) checkSpace() error {
+func (s *Badger) checkSpace(reserve int64) error {
 	free, err := s.free()
 	if err != nil {
 		return err
 	}
-	if free < s.o.ReserveBytes {
-		return fmt.Errorf("%w: %d MiB free in %s, %d MiB are reserved", ErrNoSpace, free>>20, s.dir, s.o.ReserveBytes>>20)
+	if free < reserve {
+		return fmt.Errorf("%w: %d MiB are free in %s: free at least %d MiB more", ErrNoSpace, free>>20, s.dir, (reserve-free+1<<20-1)>>20)
 	}
 	return nil
 }
@@ -445,7 +446,7 @@ func (s *Badger) writableLocked() error {
 	if s.failed != nil {
 		return s.failed
 	}
-	return s.checkSpace()
+	return s.checkSpace(s.o.ReserveBytes)
 }
 
 // Apply implements Store.

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/isergate/isergate/cache/extent"
 )
 
@@ -152,6 +154,23 @@ func TestBadgerNoSpace(t *testing.T) {
 	}
 	if _, err := OpenBadger(t.TempDir(), BadgerOptions{ReserveBytes: 1 << 60, Logger: quiet}); !errors.Is(err, ErrNoSpace) {
 		t.Fatalf("open on a full disk: %v", err)
+	}
+	// Where a store stops writing, it can still be opened.
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		t.Fatal(err)
+	}
+	full, err := OpenBadger(t.TempDir(), BadgerOptions{ReserveBytes: 2 * int64(st.Bavail) * st.Bsize, Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	fm := mustOpen(t, full, smallCache(2<<10))
+	if err := fm.Insert(extent.Extent{Start: 8, Sectors: 8, LSN: 1, Kind: extent.Data}); err != nil {
+		t.Fatal(err)
+	}
+	if err := fm.Checkpoint(ctx, Checkpoint{}); !errors.Is(err, ErrNoSpace) {
+		t.Fatalf("checkpoint below the reserve: %v", err)
 	}
 	free = 1 << 40
 	if err := m.Insert(e); err != nil {
