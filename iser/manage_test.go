@@ -213,9 +213,8 @@ func TestResetDoesNotWaitForReaders(t *testing.T) {
 		if resp := other.managed(other.manage(function, 0)); resp.Response != pdu.FunctionComplete {
 			t.Errorf("%v", resp.Response)
 		}
-		await(t, "the session ends", func() bool { return len(r.srv.Sessions()) == 1 })
-		await(t, "what the unit lent is given back", func() bool { return r.lent.Usage().UsedBytes == 0 })
 		giveUp()
+		await(t, "what the unit lent is given back", func() bool { return r.lent.Usage().UsedBytes == 0 })
 		other.run(make([]byte, 6), 0, nil) // unit attention
 		other.good(write16(0, 512), 0, pattern(2, 262144))
 	}

@@ -20,7 +20,8 @@ type Options struct {
 	StagingBytes int64
 	// MaxConnections is offered for a session. Default 4.
 	MaxConnections int
-	// MaxSessions bounds the sessions; a quarter of them may be discovery sessions. Default 1024.
+	// MaxSessions bounds the sessions; a quarter of them may be discovery sessions. Those without a connection (Time2Retain) give way to a login
+	// that finds no room, or too little of StagingBytes. Default 1024.
 	MaxSessions int
 
 	MaxRecvDataSegmentLength int // declared; default 262144

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"sync"
 	"time"
@@ -232,38 +233,19 @@ func (s *Server) attach(ctx context.Context, c *conn, m *loginMachine) (pdu.Logi
 	if ses.key.discovery && ses.key.target == "" {
 		ses.key.portal = c.portal.address
 	}
-	s.mu.Lock()
-	if s.stopping {
-		s.mu.Unlock()
-		return pdu.LoginServiceUnavailable, "shutting down"
+	old, status, why := s.enter(ses, s.opt.QueueDepth)
+	for status == pdu.LoginOutOfResources && s.evict(ctx) {
+		old, status, why = s.enter(ses, s.opt.QueueDepth)
 	}
-	old := s.sessions[ses.key]
-	if old == nil && len(s.sessions) >= s.opt.MaxSessions {
-		s.mu.Unlock()
-		return pdu.LoginOutOfResources, "too many sessions"
+	if status == pdu.LoginOutOfResources { // then with what there is
+		old, status, why = s.enter(ses, 1)
 	}
-	if ses.key.discovery && s.discovery >= max(s.opt.MaxSessions/4, 1) {
-		// They need no authorization: they must not take the place of those that do.
-		s.mu.Unlock()
-		return pdu.LoginOutOfResources, "too many discovery sessions"
-	}
-	if !s.windowLocked(ses) {
-		s.mu.Unlock()
-		return pdu.LoginOutOfResources, "no memory for unsolicited data"
+	if status != pdu.LoginSuccess {
+		return status, why
 	}
 	c.params.CommandWindow = ses.depth
-	for s.lastTSIH++; s.lastTSIH == 0 || s.tsihs[s.lastTSIH] != nil; {
-		s.lastTSIH++
-	}
-	ses.tsih = s.lastTSIH
 	ses.exp.Store(uint32(m.first.CmdSN))
 	ses.max.Store(uint32(m.first.CmdSN.Add(int32(ses.depth - 1))))
-	if ses.key.discovery {
-		s.discovery++
-	}
-	s.sessions[ses.key] = ses
-	s.tsihs[ses.tsih] = ses
-	s.mu.Unlock()
 	s.metrics.sessions.WithLabelValues(ses.key.target, ses.traits.Transport).Inc()
 
 	// running is 1 on behalf of this function: the session cannot be gone before it returns.
@@ -291,6 +273,72 @@ func (s *Server) attach(ctx context.Context, c *conn, m *loginMachine) (pdu.Logi
 	return pdu.LoginSuccess, ""
 }
 
+// enter puts a session into the tables, with a command window of at least that many, and returns the one whose place it takes. It fails if there
+// is no room.
+func (s *Server) enter(ses *session, least int) (old *session, status pdu.LoginStatus, why string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopping {
+		return nil, pdu.LoginServiceUnavailable, "shutting down"
+	}
+	old = s.sessions[ses.key]
+	if old == nil && len(s.sessions) >= s.opt.MaxSessions {
+		return nil, pdu.LoginOutOfResources, "too many sessions"
+	}
+	if ses.key.discovery && s.discovery >= max(s.opt.MaxSessions/4, 1) {
+		// They need no authorization: they must not take the place of those that do.
+		return nil, pdu.LoginOutOfResources, "too many discovery sessions"
+	}
+	if !s.windowLocked(ses, least) {
+		return nil, pdu.LoginOutOfResources, "no memory for unsolicited data"
+	}
+	for s.lastTSIH++; s.lastTSIH == 0 || s.tsihs[s.lastTSIH] != nil; {
+		s.lastTSIH++
+	}
+	ses.tsih = s.lastTSIH
+	if ses.key.discovery {
+		s.discovery++
+	}
+	s.sessions[ses.key] = ses
+	s.tsihs[ses.tsih] = ses
+	return old, pdu.LoginSuccess, ""
+}
+
+// evict ends the session that has been without a connection for the longest time: what it waits for, within Time2Retain, is less than a login
+// that has arrived. It returns when that session is gone, and false if there is none, or ctx ends.
+func (s *Server) evict(ctx context.Context) bool {
+	var oldest *session
+	var since time.Time
+	for _, ses := range s.all() {
+		ses.mu.Lock()
+		if !ses.ended && !ses.retained.IsZero() && (oldest == nil || ses.retained.Before(since)) {
+			oldest, since = ses, ses.retained
+		}
+		ses.mu.Unlock()
+	}
+	if oldest == nil || !oldest.expire() {
+		return false
+	}
+	s.logs.end.log(s.opt.Logger, slog.LevelInfo, "session without a connection ended early: its place is needed", "initiator", oldest.key.initiator, "target", oldest.key.target)
+	select {
+	case <-oldest.done:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// expire ends a session if it has no connection. It reports whether that was so.
+func (s *session) expire() bool {
+	s.mu.Lock()
+	waits := s.orphan != nil && len(s.conns) == 0
+	s.mu.Unlock()
+	if waits {
+		s.end(scsi.SessionClosed, false)
+	}
+	return waits
+}
+
 // abandon ends a session that never began, but not before its predecessor has ended: nobody may take the
 // place of either while the old one can still write.
 func (s *session) abandon(old *session) pdu.LoginStatus {
@@ -306,8 +354,8 @@ func (s *session) abandon(old *session) pdu.LoginStatus {
 	return pdu.LoginServiceUnavailable
 }
 
-// windowLocked gives the session as many commands as the staging budget has room for.
-func (s *Server) windowLocked(ses *session) bool {
+// windowLocked gives the session as many commands as the staging budget has room for, if that is at least so many.
+func (s *Server) windowLocked(ses *session, least int) bool {
 	ses.depth = s.opt.QueueDepth
 	if ses.key.discovery {
 		ses.depth = min(ses.depth, 8)
@@ -320,7 +368,7 @@ func (s *Server) windowLocked(ses *session) bool {
 	// Immediate commands are outside of the window, and each connection may hold one command more that is about to be dropped.
 	extra := int64(ses.params.MaxConnections) * (maxImmediate + 1)
 	room := (s.opt.StagingBytes-s.staged)/first - extra
-	if room < 1 {
+	if room < int64(least) {
 		return false
 	}
 	ses.depth = int(min(int64(ses.depth), room))
@@ -350,7 +398,7 @@ func (s *Server) join(ctx context.Context, c *conn, ses *session) (pdu.LoginStat
 			}
 			if ses.orphan != nil {
 				ses.orphan.Stop()
-				ses.orphan = nil
+				ses.orphan, ses.retained = nil, time.Time{}
 			}
 			ses.conns[c.cid] = c
 			ses.mu.Unlock()

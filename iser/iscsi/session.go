@@ -51,8 +51,9 @@ type session struct {
 	free        *Task // for reuse, linked by next; at most as many as ran at the same time
 	running     int   // commands not yet left, tasks and task management functions
 	established bool
-	ended       bool // takes no more connections and commands
-	orphan      *time.Timer
+	ended       bool          // takes no more connections and commands
+	orphan      *time.Timer   // ends it, when it has no connection
+	retained    time.Time     // since when it has none, within Time2Retain; else zero
 	quiet       chan struct{} // closed when running is 0 and ended; nil if nobody waits
 
 	// dying is closed when the session begins to end.
@@ -289,10 +290,12 @@ func (s *session) lose(c *conn) {
 	if !s.ended && len(s.conns) == 0 && !c.loggedOut.Load() {
 		if s.params.DefaultTime2Retain > 0 && !s.key.discovery {
 			retain = time.Duration(s.params.DefaultTime2Wait+s.params.DefaultTime2Retain) * time.Second
+			s.retained = time.Now()
 		}
 		if c.replaced {
 			// Its successor is in the middle of its login.
 			retain = max(retain, s.srv.opt.LoginTimeout)
+			s.retained = time.Time{}
 		}
 		if retain > 0 {
 			s.orphan = time.AfterFunc(retain, func() { s.end(scsi.SessionClosed, false) })

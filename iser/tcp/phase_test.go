@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"net"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,7 +16,8 @@ import (
 	"github.com/isergate/isergate/iser/scsi/scsitest"
 )
 
-// virtual runs f against a target whose clock moves only while everybody waits. change adapts it.
+// virtual runs f against a target whose clock moves only while everybody waits. change adapts it. No SCSI command may be sent: what the Datamover
+// keeps for the next one would get out of the bubble.
 func virtual(t *testing.T, change func(*rig, *iscsi.Options), f func(r *rig, dial func(isid byte) *client)) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &rig{t: t, medium: scsitest.NewMedium(8192, 512), units: scsi.NewInventory(), hidden: map[string]bool{}}
@@ -139,58 +141,121 @@ func TestNoAsyncBeforeTheFinalLoginResponse(t *testing.T) {
 	}
 }
 
-// An initiator that does not read what it asked for does not hold up a reset by another one for longer than AbortWait: its connection is closed.
-// Commands of one that reads in time are aborted, and it stays.
-func TestResetDoesNotWaitForReaders(t *testing.T) {
-	virtual(t, nil, func(r *rig, dial func(byte) *client) {
-		deaf, other := dial(1), dial(2)
-		deaf.login("DefaultTime2Retain=0")
-		deaf.tur()
-		other.login()
-		other.tur()
-		deaf.command(read16(0, 4096), 2<<20, nil, 0)
-		synctest.Wait() // the target waits for it to read
-		began := time.Now()
-		if res := other.managed(other.manage(pdu.LogicalUnitReset, pdu.ReservedTag)); res.Response != pdu.FunctionComplete {
-			t.Error(res.Response)
+// deaf logs in and asks for more than TCP keeps, without reading it.
+func (r *rig) deaf() *client {
+	r.t.Helper()
+	const commands = 64
+	c := r.dial()
+	c.isid[5] = 0xdf
+	c.c.(*net.TCPConn).SetReadBuffer(64 << 10)
+	c.login("DefaultTime2Retain=0")
+	c.tur()
+	for i := range commands {
+		c.command(read16(i, 4096), 2<<20, nil, 0)
+	}
+	still, running := 0, 0 // polls since the last change
+	await(r.t, "the connection is full", func() bool {
+		for _, s := range r.srv.Sessions() {
+			if s.ISID == c.isid {
+				if s.Commands != commands+1 || s.Running != running {
+					still, running = 0, s.Running
+				}
+				still++
+			}
 		}
-		if waited := time.Since(began); waited != 5*time.Second {
-			t.Errorf("the reset took %v", waited)
-		}
-		await(t, "the session ends", func() bool { return len(r.srv.Sessions()) == 1 })
-
-		slow := dial(3)
-		slow.login()
-		slow.tur()
-		itt := slow.command(read16(0, 4096), 2<<20, nil, 0)
-		synctest.Wait()
-		itt2 := other.manage(pdu.LogicalUnitReset, pdu.ReservedTag)
-		time.Sleep(4 * time.Second) // of the virtual clock
-		if res := slow.finish(itt, nil); res.status != scsi.TaskAborted {
-			t.Errorf("status %#x", res.status)
-		}
-		if res := other.managed(itt2); res.Response != pdu.FunctionComplete {
-			t.Error(res.Response)
-		}
-		time.Sleep(time.Minute)
-		slow.ping()
+		return still > 200
 	})
+	return c
+}
+
+// An initiator that does not read what it asked for does not hold up a reset by another one for longer than AbortWait: its connection is closed.
+func TestResetDoesNotWaitForReaders(t *testing.T) {
+	r := newRig(t, func(_ *rig, o *iscsi.Options) { o.AbortWait = 50 * time.Millisecond })
+	other := r.ready()
+	r.deaf()
+	if res := other.managed(other.manage(pdu.LogicalUnitReset, pdu.ReservedTag)); res.Response != pdu.FunctionComplete {
+		t.Error(res.Response)
+	}
+	other.tur() // unit attention
+	other.good(read16(0, 1), 512, nil)
+}
+
+// One that reads at last stays, and learns what became of its command.
+func TestResetWaitsForWhoReads(t *testing.T) {
+	r := newRig(t, func(_ *rig, o *iscsi.Options) { o.AbortWait = time.Hour })
+	other := r.ready()
+	slow := r.deaf()
+	itt := other.manage(pdu.LogicalUnitReset, pdu.ReservedTag)
+	aborted := 0
+	for range 64 {
+		for {
+			h, _ := slow.read()
+			if h.Opcode() == pdu.OpSCSIResponse && h[3] == byte(scsi.TaskAborted) {
+				aborted++
+			}
+			if h.Opcode() == pdu.OpSCSIResponse || h.Opcode() == pdu.OpDataIn && h[1]&1 != 0 {
+				break
+			}
+		}
+	}
+	if aborted == 0 {
+		t.Error("no command was aborted")
+	}
+	if res := other.managed(itt); res.Response != pdu.FunctionComplete {
+		t.Error(res.Response)
+	}
+	slow.ping()
 }
 
 // Nor does it hold up a stop, which ends without an error: nothing that was acknowledged is lost by it.
 func TestShutdownDoesNotWaitForReaders(t *testing.T) {
-	virtual(t, nil, func(r *rig, dial func(byte) *client) {
-		deaf := dial(1)
-		deaf.login()
-		deaf.tur()
-		for i := range 4 {
-			deaf.command(read16(i, 4096), 2<<20, nil, 0)
-		}
-		synctest.Wait()
-		ctx, cancel := context.WithTimeout(r.t.Context(), 10*time.Second)
-		defer cancel()
-		if err := r.srv.Shutdown(ctx); err != nil {
-			t.Error(err)
-		}
-	})
+	r := newRig(t, func(_ *rig, o *iscsi.Options) { o.AbortWait = 50 * time.Millisecond })
+	r.deaf()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := r.srv.Shutdown(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
+// Sessions that wait for a connection, within Time2Retain, do not lock out who has one: neither by their number nor by the memory that is reserved
+// for their unsolicited data.
+func TestSessionsWithoutConnectionGiveWay(t *testing.T) {
+	const most, window = 4, 16
+	for name, staging := range map[string]int64{"number": 0, "memory": 2 * (window + 4*17) * 65536} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(_ *rig, o *iscsi.Options) {
+				o.MaxSessions, o.QueueDepth, o.StagingBytes = most, window, staging
+			}, func(r *rig, dial func(byte) *client) {
+				stays := dial(100)
+				stays.login()
+				for i := range byte(20) {
+					c := dial(i)
+					if resp := c.tryLogin(); resp.Status != pdu.LoginSuccess {
+						t.Fatalf("login %d: %v", i, resp.Status)
+					}
+					if got := int(c.max - c.cmdSN + 1); got != window {
+						t.Fatalf("login %d has a window of %d", i, got)
+					}
+					c.c.Close()
+					synctest.Wait()
+				}
+				stays.ping()
+				if n := len(r.srv.Sessions()); n < 2 || n > most {
+					t.Errorf("%d sessions", n)
+				}
+				// Those that have a connection do not give way.
+				for i := range byte(most - 1) {
+					c := dial(50 + i)
+					if resp := c.tryLogin("InitialR2T=Yes", "ImmediateData=No"); resp.Status != pdu.LoginSuccess {
+						t.Fatalf("login %d: %v", i, resp.Status)
+					}
+				}
+				if resp := dial(60).tryLogin(); resp.Status != pdu.LoginOutOfResources {
+					t.Error(resp.Status)
+				}
+				stays.ping()
+			})
+		})
+	}
 }
