@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/isergate/isergate/gateway/catalog"
@@ -30,14 +29,14 @@ type buckets struct {
 	attached map[string]*attachment
 }
 
-// attachment is one bucket. Its fields but ready, trouble and outage may be read once ready is closed.
+// attachment is one bucket. Its fields but ready, health and outage may be read once ready is closed.
 type attachment struct {
 	ready        chan struct{}
 	bucket       objectstore.Bucket
 	seen         objectstore.Bucket // the same without retries and limit
 	conditional  string             // what the store does with conditional writes
 	singleWriter bool               // it is used without them
-	trouble      atomic.Pointer[trouble]
+	health       bucketHealth
 	outage       outage
 	err          error
 }
@@ -98,7 +97,7 @@ func (b *buckets) attach(ctx context.Context, url string, a *attachment) error {
 		return advised(err)
 	}
 	probe := objectstore.RetryOptions{Budget: min(b.config.RetryFor, probeRetry)}
-	conditional, err := b.examine(ctx, url, objectstore.WithRetry(watched{raw, &a.trouble}, probe))
+	conditional, err := b.examine(ctx, url, objectstore.WithRetry(watched{raw, &a.health}, probe))
 	if err != nil {
 		return errors.Join(err, raw.Close())
 	}
@@ -116,7 +115,7 @@ func (b *buckets) attach(ctx context.Context, url string, a *attachment) error {
 		b.log.Warn("bucket is used without conditional writes, as configured; two gateways would destroy each other's data", "bucket", url)
 	}
 	a.conditional = conditional
-	seen := watched{objectstore.WithMetrics(raw, b.metrics), &a.trouble}
+	seen := watched{objectstore.WithMetrics(raw, b.metrics), &a.health}
 	a.seen = seen
 	a.bucket = objectstore.WithRetry(objectstore.WithLimit(seen, b.config.Requests), objectstore.RetryOptions{Budget: b.config.RetryFor})
 	return nil
@@ -142,16 +141,21 @@ func (b *buckets) openKnown(ctx context.Context, url string, options objectstore
 func (b *buckets) examine(ctx context.Context, url string, bucket objectstore.Bucket) (conditional string, err error) {
 	state := b.catalog.State()
 	known := state.Bucket(url)
-	probing, cancel := context.WithTimeout(ctx, max(b.config.RetryFor, probeRetry))
+	limit := max(b.config.RetryFor, probeRetry)
+	if known != nil {
+		limit = 2 * probeRetry // one request that hangs is enough
+	}
+	probing, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	found, err := objectstore.Probe(probing, bucket)
 	unfit := errors.Is(err, objectstore.ErrCorrupt) || errors.Is(err, objectstore.ErrUnsupported) && !errors.Is(err, objectstore.ErrNoConditionalPut)
 	switch {
 	case err == nil, errors.Is(err, objectstore.ErrNoConditionalPut) && !unfit:
 		conditional = found.ConditionalPut.String()
-	case unfit, known == nil, ctx.Err() != nil:
+	case known == nil, ctx.Err() != nil:
 		return "", advised(err)
 	default:
+		// Also if what it answered was unfit: then something is in its way now, and what is read is checked each time.
 		b.log.Warn("object store does not answer and is taken as it was when it was examined", "bucket", url, "conditional", known.Conditional, "examined", known.Examined, "err", err)
 		return known.Conditional, nil
 	}
@@ -206,7 +210,7 @@ func (b *buckets) trouble(url string) *trouble {
 	if a == nil {
 		return nil
 	}
-	return a.trouble.Load()
+	return a.health.now()
 }
 
 // all returns what is attached or about to be, by canonical URL.

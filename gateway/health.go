@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -17,67 +17,109 @@ import (
 // an outage is known before they give up.
 type watched struct {
 	objectstore.Bucket
-	trouble *atomic.Pointer[trouble] // of the last request; nil when it was answered
+	health *bucketHealth
 }
 
-// trouble is why a bucket does not answer, and since when.
+// trouble is why a bucket does not do what it is asked for, and since when.
 type trouble struct {
-	err   error     // of the last request
-	since time.Time // of the first that failed since one was answered
-	last  time.Time // of the last request
+	op    objectstore.Op // the kind of request; OpGet stands for all that read objects
+	err   error          // of the last request
+	since time.Time      // of the first that failed since one was answered
+	last  time.Time      // of the last request
+}
+
+// bucketHealth is the trouble with each kind of request. They are kept apart because a store may refuse only some: puts to
+// which a policy denies the right, or for which no space is left, while gets are answered.
+type bucketHealth struct {
+	mu sync.Mutex // guards by
+	by map[objectstore.Op]trouble
+}
+
+// stands is how long a refusal of a kind of request counts while others are answered and it is not asked for again: longer than
+// what is tried again pauses.
+func (t *trouble) stands() time.Duration {
+	if t.op == objectstore.OpPut {
+		return 30 * time.Second
+	}
+	return 5 * time.Second
+}
+
+// now returns the trouble that has lasted longest, nil if there is none.
+func (h *bucketHealth) now() *trouble {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var longest *trouble
+	for _, t := range h.by {
+		if longest == nil || t.since.Before(longest.since) {
+			longest = &t
+		}
+	}
+	return longest
+}
+
+// refused reports whether err is the store's own answer to a kind of request; other errors say that it is not reached.
+func refused(err error) bool {
+	return objectstore.Answered(err) || objectstore.Classify(err) != objectstore.ClassTransient && !errors.Is(err, objectstore.ErrNoBucket)
 }
 
 // note takes the outcome of a request in. That a key is there or is not there is an answer, and a request
 // that its caller gave up says nothing.
-func (w watched) note(err error) error {
+func (h *bucketHealth) note(op objectstore.Op, err error) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	at := time.Now()
 	switch {
 	case err == nil, errors.Is(err, objectstore.ErrNotFound), errors.Is(err, objectstore.ErrExists), errors.Is(err, objectstore.ErrTooLarge):
-		if w.trouble.Load() != nil {
-			w.trouble.Store(nil)
+		for of, t := range h.by {
+			if of == op || !refused(t.err) || at.Sub(t.last) > t.stands() {
+				delete(h.by, of)
+			}
 		}
 	case !errors.Is(err, context.Canceled):
-		at := time.Now()
-		t := &trouble{err: err, since: at, last: at}
-		if before := w.trouble.Load(); before != nil {
+		t := trouble{op: op, err: err, since: at, last: at}
+		if before, ok := h.by[op]; ok {
 			t.since = before.since
 		}
-		w.trouble.Store(t)
+		if h.by == nil {
+			h.by = map[objectstore.Op]trouble{}
+		}
+		h.by[op] = t
 	}
 	return err
 }
 
 // PutIfAbsent implements objectstore.Bucket.
 func (w watched) PutIfAbsent(ctx context.Context, key string, body []byte) error {
-	return w.note(w.Bucket.PutIfAbsent(ctx, key, body))
+	return w.health.note(objectstore.OpPut, w.Bucket.PutIfAbsent(ctx, key, body))
 }
 
 // Get implements objectstore.Bucket.
 func (w watched) Get(ctx context.Context, key string, limit int64) ([]byte, error) {
 	b, err := w.Bucket.Get(ctx, key, limit)
-	return b, w.note(err)
+	return b, w.health.note(objectstore.OpGet, err)
 }
 
 // GetRange implements objectstore.Bucket.
 func (w watched) GetRange(ctx context.Context, key string, off int64, into []byte) (int, error) {
 	n, err := w.Bucket.GetRange(ctx, key, off, into)
-	return n, w.note(err)
+	return n, w.health.note(objectstore.OpGet, err)
 }
 
 // Head implements objectstore.Bucket.
 func (w watched) Head(ctx context.Context, key string) (objectstore.Info, error) {
 	info, err := w.Bucket.Head(ctx, key)
-	return info, w.note(err)
+	return info, w.health.note(objectstore.OpGet, err)
 }
 
 // List implements objectstore.Bucket.
 func (w watched) List(ctx context.Context, prefix, startAfter string, max int) ([]objectstore.Info, error) {
 	page, err := w.Bucket.List(ctx, prefix, startAfter, max)
-	return page, w.note(err)
+	return page, w.health.note(objectstore.OpList, err)
 }
 
 // Delete implements objectstore.Bucket.
 func (w watched) Delete(ctx context.Context, keys ...string) error {
-	return w.note(w.Bucket.Delete(ctx, keys...))
+	return w.health.note(objectstore.OpDelete, w.Bucket.Delete(ctx, keys...))
 }
 
 // An outage is announced when it has lasted for outageAfter, and its end when it is over for as long: a
@@ -86,9 +128,12 @@ const (
 	outageAfter = 3 * time.Second
 	outagePoll  = time.Second
 	// Where nothing else is asked of a bucket that did not answer, it is asked so often.
-	outageProbe        = 10 * time.Second
+	outageProbe        = 5 * time.Second
 	outageProbeTimeout = 5 * time.Second
 )
+
+// probeKey is a key that no bucket has.
+const probeKey = "probe/none"
 
 // outage is what was announced of a bucket; Node.outages guards it.
 type outage struct {
@@ -113,11 +158,11 @@ func (n *Node) watchBuckets(ctx context.Context) {
 }
 
 // probeTroubled asks the buckets that did not answer and of which nobody asked anything since: an idle node
-// would not learn that an outage is over. A listing says nothing of denied reads, so these are left.
+// would not learn that an outage is over.
 func (n *Node) probeTroubled(ctx context.Context, now time.Time) {
 	for _, a := range n.buckets.all() {
-		t := a.trouble.Load()
-		if t == nil || now.Sub(t.last) < outageProbe || objectstore.Classify(t.err) != objectstore.ClassTransient && !errors.Is(t.err, objectstore.ErrNoBucket) {
+		t := a.health.now()
+		if t == nil || now.Sub(t.last) < outageProbe {
 			continue
 		}
 		select {
@@ -129,7 +174,14 @@ func (n *Node) probeTroubled(ctx context.Context, now time.Time) {
 			continue
 		}
 		probing, cancel := context.WithTimeout(ctx, outageProbeTimeout)
-		_, _ = a.seen.List(probing, "", "", 1) // seen notes the outcome
+		switch t.op { // seen notes the outcome
+		case objectstore.OpGet:
+			_, _ = a.seen.Get(probing, probeKey, 1)
+		case objectstore.OpDelete:
+			_ = a.seen.Delete(probing, probeKey)
+		default: // what was refused to put is put again by whoever has it
+			_, _ = a.seen.List(probing, "", "", 1)
+		}
 		cancel()
 	}
 }
@@ -139,7 +191,7 @@ func (n *Node) announceOutages(now time.Time) {
 	n.outages.Lock()
 	defer n.outages.Unlock()
 	for url, a := range n.buckets.all() {
-		o, t := &a.outage, a.trouble.Load()
+		o, t := &a.outage, a.health.now()
 		switch {
 		case t != nil && !o.announced && now.Sub(t.since) >= outageAfter:
 			*o = outage{announced: true, since: t.since}

@@ -1,12 +1,15 @@
 package gateway
 
 import (
+	"context"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/isergate/isergate/gateway/api"
+	"github.com/isergate/isergate/objectstore"
 )
 
 // An outage of a bucket under a node that only reads: metric, status, one event and one line at its begin and
@@ -80,4 +83,30 @@ func TestBucketOutageIsAnnounced(t *testing.T) {
 	n.announceOutages(later.Add(4 * time.Minute))
 	n.announceOutages(later.Add(5 * time.Minute))
 	check(false, 1, 1)
+}
+
+// A store that refuses puts and answers gets is in trouble, and one that was unreachable is not any more once it answers anything.
+func TestTroubleOfOneKindOfRequest(t *testing.T) {
+	var h bucketHealth
+	full, gone := fmt.Errorf("put: %w", objectstore.ErrFull), fmt.Errorf("dial: %w", objectstore.ErrTransient)
+	check := func(want error) {
+		t.Helper()
+		if got := h.now(); (got == nil) != (want == nil) || got != nil && got.err != want {
+			t.Errorf("%+v, want %v", got, want)
+		}
+	}
+	check(nil)
+	_ = h.note(objectstore.OpPut, full)
+	_ = h.note(objectstore.OpGet, objectstore.ErrNotFound)
+	check(full)
+	_ = h.note(objectstore.OpGet, gone)
+	_ = h.note(objectstore.OpList, context.Canceled)
+	check(full) // it has lasted longer
+	_ = h.note(objectstore.OpPut, nil)
+	check(nil)
+	_ = h.note(objectstore.OpPut, full)
+	_ = h.note(objectstore.OpGet, nil)
+	h.by[objectstore.OpPut] = trouble{op: objectstore.OpPut, err: full, since: time.Now().Add(-time.Hour), last: time.Now().Add(-time.Minute)}
+	_ = h.note(objectstore.OpGet, nil)
+	check(nil) // nobody puts any more
 }

@@ -498,7 +498,15 @@ func TestPprof(t *testing.T) {
 // store is a bucket as a test wants it.
 type store struct {
 	objectstore.Bucket
-	down, careless *bool
+	down, careless, garbling *bool
+}
+
+func (s store) Get(ctx context.Context, key string, limit int64) ([]byte, error) {
+	body, err := s.Bucket.Get(ctx, key, limit)
+	if *s.garbling && len(body) > 0 {
+		body[0] ^= 1
+	}
+	return body, err
 }
 
 var errDown = errors.New("no route to host")
@@ -519,7 +527,7 @@ func (s store) Close() error { return nil } // several nodes of a test share it
 
 // A store is examined before it is used, and one that was examined may be down later.
 func TestAttachRules(t *testing.T) {
-	var down, careless bool
+	var down, careless, garbling bool
 	mem := objectstore.NewMem()
 	catalogue, err := catalog.OpenFile(t.TempDir())
 	if err != nil {
@@ -532,7 +540,7 @@ func TestAttachRules(t *testing.T) {
 			t.Fatal(err)
 		}
 		b.openURL = func(_ context.Context, _ string, o objectstore.Options) (objectstore.Bucket, error) {
-			return store{mem, &down, &careless}, nil
+			return store{mem, &down, &careless, &garbling}, nil
 		}
 		_, err = b.open(t.Context(), "s3://bucket/prefix")
 		return b, err
@@ -541,7 +549,11 @@ func TestAttachRules(t *testing.T) {
 	if _, err := attach(false); err == nil {
 		t.Fatal("a store that was never examined was taken unseen")
 	}
-	down, careless = false, true
+	down, garbling = false, true
+	if _, err := attach(false); !errors.Is(err, objectstore.ErrCorrupt) {
+		t.Fatal("a store that changes bytes was taken:", err)
+	}
+	garbling, careless = false, true
 	if _, err := attach(false); !errors.Is(err, objectstore.ErrNoConditionalPut) || !strings.Contains(err.Error(), "single_writer") {
 		t.Fatal(err)
 	}
@@ -569,6 +581,10 @@ func TestAttachRules(t *testing.T) {
 	down = true
 	if b, err = attach(false); err != nil {
 		t.Fatal("an outage keeps a known store from being attached:", err)
+	}
+	down, garbling = false, true
+	if b, err = attach(false); err != nil {
+		t.Fatal("damage on the way keeps a known store from being attached:", err)
 	}
 	if conditional, _ := b.describe(); conditional != "honoured" {
 		t.Fatal(conditional)

@@ -135,6 +135,12 @@ func httpStatus(err error) (status int, code string, ok bool) {
 	return re.HTTPStatusCode(), code, true
 }
 
+// Answered reports whether err is an answer of a store, or of something in front of it that speaks for it: it was reached.
+func Answered(err error) bool {
+	status, _, ok := httpStatus(err)
+	return ok && status > 0
+}
+
 // statusSentinel is the table of HTTP answers.
 func statusSentinel(status int, code string) error {
 	switch status {

@@ -62,8 +62,12 @@ func Probe(ctx context.Context, b Bucket) (Capabilities, error) {
 	keys := []string{p.prefix + "a", p.prefix + "b"}
 
 	err := p.run(ctx, keys)
-	// What an unknown outcome may have left is removed too.
-	cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	// What an unknown outcome may have left is removed too, unless the store has just shown that it does not answer.
+	limit := time.Minute
+	if err != nil && !errors.Is(err, ErrNoConditionalPut) {
+		limit = 2 * time.Second
+	}
+	cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	defer cancel()
 	if derr := b.Delete(cleanup, keys...); derr == nil {
 		p.caps.Delete = true
@@ -95,11 +99,21 @@ func (p *prober) run(ctx context.Context, keys []string) error {
 		return err
 	}
 	for _, step := range []func(context.Context, []string) error{p.ranges, p.list, p.clock} {
-		if err := step(ctx, keys); err != nil {
+		if err := thrice(func() error { return step(ctx, keys) }); err != nil {
 			return err // a store that is unfit anyhow
 		}
 	}
 	return putErr
+}
+
+// thrice repeats a look at the store that found it unfit: one answer may have changed on its way.
+func thrice(look func() error) (err error) {
+	for range 3 {
+		if err = look(); !errors.Is(err, ErrCorrupt) && !errors.Is(err, ErrUnsupported) {
+			return err
+		}
+	}
+	return err
 }
 
 // puts writes key twice and sees who won.
@@ -116,14 +130,18 @@ func (p *prober) puts(ctx context.Context, key string) error {
 	if err != nil && !errors.Is(err, ErrExists) {
 		return err
 	}
-	got, gerr := p.b.Get(ctx, key, int64(len(p.second)))
-	if gerr != nil {
+	var first, second bool
+	gerr := thrice(func() error {
+		got, gerr := p.b.Get(ctx, key, int64(len(p.second)))
+		first, second = bytes.Equal(got, p.first), bytes.Equal(got, p.second)
+		if gerr == nil && !first && !second {
+			gerr = fmt.Errorf("%w: %s reads as neither of the two objects written", ErrCorrupt, key)
+		}
 		return gerr
-	}
-	first, second := bytes.Equal(got, p.first), bytes.Equal(got, p.second)
+	})
 	switch {
-	case !first && !second:
-		return fmt.Errorf("%w: %s reads as neither of the two objects written", ErrCorrupt, key)
+	case gerr != nil:
+		return gerr
 	case first && err != nil:
 		p.caps.ConditionalPut = ConditionalHonoured
 		return nil

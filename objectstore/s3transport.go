@@ -207,6 +207,9 @@ func (e *storeError) Unwrap() error { return e.err }
 func shortCause(err error) error {
 	var re *smithyhttp.ResponseError
 	if errors.As(err, &re) && re.Response != nil && re.Response.Response != nil {
+		if re.HTTPStatusCode() == 0 {
+			return re.Err // nothing came back
+		}
 		e := &storeError{status: re.HTTPStatusCode(), err: err}
 		var ae smithy.APIError
 		if errors.As(err, &ae) {
