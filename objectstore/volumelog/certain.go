@@ -3,7 +3,6 @@ package volumelog
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/isergate/isergate/objectstore"
 )
@@ -30,7 +29,7 @@ func confirm(ctx context.Context, b objectstore.Bucket, key string) error {
 		return corruptf("a listing names %s, which is not there", key)
 	}
 	if err != nil {
-		return fmt.Errorf("volumelog: head %s: %w", key, err)
+		return about("head", key, err)
 	}
 	return nil
 }

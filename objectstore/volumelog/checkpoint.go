@@ -121,7 +121,7 @@ func ReadCheckpoint(ctx context.Context, b objectstore.Bucket, m *Manifest, yiel
 				_, err = unsealWhole(body, magicPart, MaxPart)
 			}
 			if err != nil {
-				err = fmt.Errorf("volumelog: read %s: %w", key, err)
+				err = about("read", key, err)
 			}
 			return err
 		})
@@ -186,7 +186,7 @@ func (w *Writer) CollectCheckpoints(ctx context.Context) (int, error) {
 	for {
 		infos, err := w.b.List(ctx, prefix, after, listMax)
 		if err != nil {
-			return deleted, fmt.Errorf("volumelog: list %s: %w", prefix, err)
+			return deleted, about("list", prefix, err)
 		}
 		for _, info := range infos {
 			rest := strings.TrimPrefix(info.Key, prefix)
@@ -229,7 +229,7 @@ func listCheckpointsOnce(ctx context.Context, b objectstore.Bucket, id uuid.UUID
 	for {
 		infos, err := b.List(ctx, prefix, from, listMax)
 		if err != nil {
-			return nil, fmt.Errorf("volumelog: list %s: %w", prefix, err)
+			return nil, about("list", prefix, err)
 		}
 		for _, info := range infos {
 			from = info.Key
@@ -258,7 +258,7 @@ func readManifestOnce(ctx context.Context, b objectstore.Bucket, id uuid.UUID, p
 		err = corruptf("larger than %d bytes", MaxHeader)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("volumelog: read %s: %w", key, err)
+		return nil, about("read", key, err)
 	}
 	m, err := DecodeManifest(body)
 	if err != nil {

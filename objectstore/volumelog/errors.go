@@ -3,6 +3,7 @@ package volumelog
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/isergate/isergate/objectstore"
 )
@@ -46,6 +47,18 @@ type ErrShort struct {
 }
 
 func (e ErrShort) Error() string { return fmt.Sprintf("volumelog: header needs %d bytes", e.Need) }
+
+// about says what was being done with a key when an error occurred, unless the error says so already: those of a Bucket name operation and key.
+func about(what, key string, err error) error {
+	text := err.Error()
+	switch {
+	case !strings.Contains(text, key):
+		return fmt.Errorf("volumelog: %s %s: %w", what, key, err)
+	case strings.HasPrefix(text, "volumelog: "):
+		return err
+	}
+	return fmt.Errorf("volumelog: %w", err)
+}
 
 func corruptf(format string, args ...any) error {
 	return fmt.Errorf("volumelog: "+format+": %w", append(args, objectstore.ErrCorrupt)...)

@@ -2,7 +2,6 @@ package volumelog
 
 import (
 	"context"
-	"fmt"
 	"hash/crc32"
 
 	"github.com/google/uuid"
@@ -124,7 +123,7 @@ func ReadFrames(ctx context.Context, b objectstore.Bucket, id uuid.UUID, loc Loc
 	err = certain(func() error {
 		got, err := b.GetRange(ctx, key, off, into[:length])
 		if err != nil {
-			return fmt.Errorf("volumelog: read %s: %w", key, err)
+			return about("read", key, err)
 		}
 		payload, err = VerifyFrames(id, loc, first, into[:got])
 		return err

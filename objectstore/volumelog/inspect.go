@@ -37,7 +37,7 @@ type VolumeInfo struct {
 func Exists(ctx context.Context, b objectstore.Bucket, id uuid.UUID) (bool, error) {
 	infos, err := b.List(ctx, volumePrefix(id), "", 1)
 	if err != nil {
-		return false, fmt.Errorf("volumelog: list %s: %w", volumePrefix(id), err)
+		return false, about("list", volumePrefix(id), err)
 	}
 	return len(infos) > 0, nil
 }
@@ -97,7 +97,7 @@ func listVolumes(ctx context.Context, b objectstore.Bucket) ([]uuid.UUID, error)
 	for {
 		infos, err := b.List(ctx, volumesPrefix, after, 1)
 		if err != nil {
-			return nil, fmt.Errorf("volumelog: list %s: %w", volumesPrefix, err)
+			return nil, about("list", volumesPrefix, err)
 		}
 		if len(infos) == 0 {
 			return ids, nil
@@ -155,7 +155,7 @@ func (v *VolumeInfo) count(ctx context.Context, b objectstore.Bucket, fences map
 	for {
 		infos, err := b.List(ctx, prefix, after, listMax)
 		if err != nil {
-			return fmt.Errorf("volumelog: list %s: %w", prefix, err)
+			return about("list", prefix, err)
 		}
 		for _, info := range infos {
 			after, any = info.Key, true
@@ -218,7 +218,7 @@ func verifyObjectOnce(ctx context.Context, b objectstore.Bucket, id uuid.UUID, p
 	case errors.Is(err, objectstore.ErrNotFound):
 		return 0, nil // collected meanwhile
 	case err != nil:
-		return 0, fmt.Errorf("volumelog: read %s: %w", key, err)
+		return 0, about("read", key, err)
 	}
 	h, err := VerifyObject(body)
 	if short, ok := err.(ErrShort); ok {
@@ -245,7 +245,7 @@ func Purge(ctx context.Context, b objectstore.Bucket, id uuid.UUID) (int, error)
 		for {
 			infos, err := b.List(ctx, prefix, "", listMax)
 			if err != nil {
-				return n, fmt.Errorf("volumelog: list %s: %w", prefix, err)
+				return n, about("list", prefix, err)
 			}
 			if len(infos) == 0 {
 				break
@@ -256,7 +256,7 @@ func Purge(ctx context.Context, b objectstore.Bucket, id uuid.UUID) (int, error)
 			}
 			// The first one by itself: of many keys the store may delete any.
 			if err := b.Delete(ctx, keys[0]); err != nil {
-				return n, fmt.Errorf("volumelog: delete %s: %w", keys[0], err)
+				return n, about("delete", keys[0], err)
 			}
 			n++
 			if len(keys) > 1 {

@@ -431,7 +431,7 @@ func laterEpochOnce(ctx context.Context, b objectstore.Bucket, id uuid.UUID, e u
 	for {
 		infos, err := b.List(ctx, prefix, after, 1)
 		if err != nil {
-			return 0, fmt.Errorf("volumelog: list %s: %w", prefix, err)
+			return 0, about("list", prefix, err)
 		}
 		if len(infos) == 0 {
 			return 0, nil
@@ -519,7 +519,7 @@ func (f *feed) list(ctx context.Context, w *walker) error {
 	for {
 		infos, err := w.b.List(ctx, prefix, after, listMax)
 		if err != nil {
-			return fmt.Errorf("volumelog: list %s: %w", prefix, err)
+			return about("list", prefix, err)
 		}
 		for _, info := range infos {
 			after = info.Key
@@ -572,14 +572,14 @@ func readHeaderOnce(ctx context.Context, b objectstore.Bucket, id uuid.UUID, p P
 	buf := make([]byte, guess)
 	got, err := b.GetRange(ctx, key, 0, buf)
 	if err != nil {
-		return nil, fmt.Errorf("volumelog: read %s: %w", key, err)
+		return nil, about("read", key, err)
 	}
 	h, err := DecodeHeader(buf[:got])
 	if short, ok := err.(ErrShort); ok && got == len(buf) && short.Need > got {
 		buf = append(make([]byte, 0, short.Need), buf...)[:short.Need]
 		more, rerr := b.GetRange(ctx, key, int64(got), buf[got:])
 		if rerr != nil {
-			return nil, fmt.Errorf("volumelog: read %s: %w", key, rerr)
+			return nil, about("read", key, rerr)
 		}
 		h, err = DecodeHeader(buf[:got+more])
 	}

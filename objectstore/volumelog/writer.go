@@ -122,7 +122,7 @@ func (w *Writer) Put(ctx context.Context, seq uint64, object []byte) error {
 			return err
 		}
 	case err != nil:
-		return fmt.Errorf("volumelog: put %s: %w", key, err)
+		return about("put", key, err)
 	}
 	w.confirm(seq, crc)
 	return nil
