@@ -144,7 +144,7 @@ func TestNoAsyncBeforeTheFinalLoginResponse(t *testing.T) {
 // deaf logs in and asks for more than TCP keeps, without reading it.
 func (r *rig) deaf() *client {
 	r.t.Helper()
-	const commands = 64
+	const commands = 16
 	c := r.dial()
 	c.isid[5] = 0xdf
 	c.c.(*net.TCPConn).SetReadBuffer(64 << 10)
@@ -170,7 +170,7 @@ func (r *rig) deaf() *client {
 
 // An initiator that does not read what it asked for does not hold up a reset by another one for longer than AbortWait: its connection is closed.
 func TestResetDoesNotWaitForReaders(t *testing.T) {
-	r := newRig(t, func(_ *rig, o *iscsi.Options) { o.AbortWait = 50 * time.Millisecond })
+	r := newRig(t, func(_ *rig, o *iscsi.Options) { o.AbortWait, o.PingInterval = 50*time.Millisecond, -1 })
 	other := r.ready()
 	r.deaf()
 	if res := other.managed(other.manage(pdu.LogicalUnitReset, pdu.ReservedTag)); res.Response != pdu.FunctionComplete {
@@ -182,12 +182,12 @@ func TestResetDoesNotWaitForReaders(t *testing.T) {
 
 // One that reads at last stays, and learns what became of its command.
 func TestResetWaitsForWhoReads(t *testing.T) {
-	r := newRig(t, func(_ *rig, o *iscsi.Options) { o.AbortWait = time.Hour })
+	r := newRig(t, func(_ *rig, o *iscsi.Options) { o.AbortWait, o.PingInterval = time.Hour, -1 })
 	other := r.ready()
 	slow := r.deaf()
 	itt := other.manage(pdu.LogicalUnitReset, pdu.ReservedTag)
 	aborted := 0
-	for range 64 {
+	for range 16 {
 		for {
 			h, _ := slow.read()
 			if h.Opcode() == pdu.OpSCSIResponse && h[3] == byte(scsi.TaskAborted) {
