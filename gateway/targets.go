@@ -10,6 +10,7 @@ import (
 
 	"github.com/isergate/isergate/gateway/api"
 	"github.com/isergate/isergate/gateway/catalog"
+	"github.com/isergate/isergate/gateway/units"
 )
 
 // findTarget returns the entry of a target.
@@ -143,7 +144,7 @@ func (n *Node) DeleteTarget(_ context.Context, target string) error {
 			return err
 		}
 		if used := n.front.sessionsOf(t.Name); used > 0 {
-			return conflict("target %s has %d sessions: log the initiators out first, see \"isergate session list\"", t.Name, used)
+			return conflict("target %s has %s: log the initiators out first, see \"isergate session list\"", t.Name, units.Count(used, "session"))
 		}
 		name := t.Name
 		s.Targets = slices.DeleteFunc(s.Targets, func(t catalog.Target) bool { return t.Name == name })

@@ -289,7 +289,7 @@ func isBusy(err error) bool {
 // verdict is the error of a run whose result was printed.
 func verdict(ctx context.Context, r *bench.Result, lun uint16) error {
 	if v := r.Verification; v != nil && v.Violations > 0 {
-		errs := []error{fmt.Errorf("%d blocks are lost or wrong", v.Violations)}
+		errs := []error{fmt.Errorf("lost or wrong: %s", units.Count(v.Violations, "block"))}
 		for _, d := range v.Details {
 			errs = append(errs, errors.New(d))
 		}
@@ -297,17 +297,17 @@ func verdict(ctx context.Context, r *bench.Result, lun uint16) error {
 	}
 	busy := ""
 	if r.Busy > 0 {
-		busy = fmt.Sprintf("; the target answered BUSY %d times", r.Busy)
+		busy = fmt.Sprintf("; the target answered BUSY %s", units.Count(r.Busy, "time"))
 	}
 	switch {
 	case r.Permanent != nil:
-		return fmt.Errorf("the run ended early: %d of %d operations failed, again and again with: %w%s", r.Errors, r.Operations+r.Errors, r.Permanent, unitHint(lun, r.Permanent))
+		return fmt.Errorf("the run ended early: %d of %s failed, again and again with: %w%s", r.Errors, units.Count(r.Operations+r.Errors, "operation"), r.Permanent, unitHint(lun, r.Permanent))
 	case r.Errors > 0:
-		return fmt.Errorf("%d of %d operations failed, the first with: %s%s", r.Errors, r.Operations+r.Errors, r.FirstError, busy)
+		return fmt.Errorf("%d of %s failed, the first with: %s%s", r.Errors, units.Count(r.Operations+r.Errors, "operation"), r.FirstError, busy)
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case r.Unfinished > 0:
-		return fmt.Errorf("%d operations did not end within %v after --time%s", r.Unfinished, bench.DefaultGrace, busy)
+		return fmt.Errorf("%s did not end within %v after --time%s", units.Count(r.Unfinished, "operation"), bench.DefaultGrace, busy)
 	case r.Operations == 0:
 		return fmt.Errorf("no operation was done: --time is too short%s", busy)
 	}
@@ -333,14 +333,14 @@ func printBench(w io.Writer, r benchResult) {
 	row(w, "CPU", fmt.Sprintf("%v per operation, of this process", brief(time.Duration(r.CPUPerOp))))
 	row(w, "ERRORS", r.Errors)
 	if r.Unfinished > 0 {
-		row(w, "UNFINISHED", fmt.Sprintf("%d operations, given up", r.Unfinished))
+		row(w, "UNFINISHED", units.Count(r.Unfinished, "operation")+", given up")
 	}
 	if r.Busy > 0 {
-		row(w, "BUSY", fmt.Sprintf("the target answered BUSY %d times", r.Busy))
+		row(w, "BUSY", "the target answered BUSY "+units.Count(r.Busy, "time"))
 	}
 	if v := r.Verification; v != nil {
-		row(w, "VERIFIED", fmt.Sprintf("%d blocks filled, %d writes, %d reads judged, whole range judged %d times", v.BlocksFilled, v.Writes, v.Reads, v.Checks))
-		found := fmt.Sprintf("%d blocks lost or wrong", v.Violations)
+		row(w, "VERIFIED", fmt.Sprintf("%s filled, %s, %s judged, whole range judged %s", units.Count(v.BlocksFilled, "block"), units.Count(v.Writes, "write"), units.Count(v.Reads, "read"), units.Count(v.Checks, "time")))
+		found := units.Count(v.Violations, "block") + " lost or wrong"
 		if !v.Complete && v.Violations == 0 {
 			found += "; not finished"
 		}
@@ -385,10 +385,10 @@ func (l *liveLine) show(p bench.Progress) {
 	}
 	busy := ""
 	if p.Busy > 0 {
-		busy = fmt.Sprintf("  %d times BUSY", p.Busy)
+		busy = "  BUSY " + units.Count(p.Busy, "time")
 	}
-	fmt.Fprintf(l.terminal, "\r\x1b[K%3.0f s  %s  %.0f IOPS  %.1f MB/s  %d errors%s", p.Elapsed.Seconds(), p.Phase,
-		float64(p.Operations-l.last.Operations)/seconds, float64(p.Bytes-l.last.Bytes)/seconds/1e6, p.Errors, busy)
+	fmt.Fprintf(l.terminal, "\r\x1b[K%3.0f s  %s  %.0f IOPS  %.1f MB/s  %s%s", p.Elapsed.Seconds(), p.Phase,
+		float64(p.Operations-l.last.Operations)/seconds, float64(p.Bytes-l.last.Bytes)/seconds/1e6, units.Count(p.Errors, "error"), busy)
 	l.last, l.shown = p, true
 }
 

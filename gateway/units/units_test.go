@@ -44,3 +44,11 @@ func FuzzParseSize(f *testing.F) {
 		}
 	})
 }
+
+func TestCount(t *testing.T) {
+	for n, want := range map[int]string{0: "0 sessions", 1: "1 session", 2: "2 sessions"} {
+		if got := Count(n, "session"); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
