@@ -71,6 +71,7 @@ func TestConfigurationFaultsAreAllReported(t *testing.T) {
 
 // The whole command line against one gateway.
 func TestCommands(t *testing.T) {
+	t.Parallel()
 	g := newGateway(t).start()
 	if out := g.run("volume", "create", "db01", "--size", "10GiB", "--target", target, "--lun", "3"); !strings.Contains(out, "LUN 3 of "+target) || !strings.Contains(out, "A write is acknowledged when it is synced to this node's journal") {
 		t.Errorf("volume create does not print the contract:\n%s", out)
@@ -162,6 +163,7 @@ func TestCommands(t *testing.T) {
 // Everything but the cache's defaults: no configuration, the current directory, an
 // ordinary user.
 func TestDemoAsAnOrdinaryUser(t *testing.T) {
+	t.Parallel()
 	dir, err := os.MkdirTemp("", "isergate-demo-")
 	if err != nil {
 		t.Fatal(err)

@@ -50,6 +50,7 @@ func image(t *testing.T, dir string, mebibytes int) string {
 }
 
 func TestLibiscsiTools(t *testing.T) {
+	t.Parallel()
 	need(t, "iscsi-ls", "iscsi-inq", "iscsi-readcapacity16")
 	g := newGateway(t, "--open").start()
 	for i, block := range []string{"512", "4096"} {
@@ -89,6 +90,7 @@ func (g *gatewayProcess) equal(raw, options, after string) {
 
 // QEMU writes an image, compares it, and compares it again after each way in which a gateway can come back.
 func TestImageSurvives(t *testing.T) {
+	t.Parallel()
 	need(t, "qemu-img")
 	digests := []string{"none", "crc32c"}
 	if testing.Short() {
@@ -134,6 +136,7 @@ func TestImageSurvives(t *testing.T) {
 
 // Under ack=object everything acknowledged survives the loss of the whole data directory.
 func TestObjectLevelSurvivesTheDataDirectory(t *testing.T) {
+	t.Parallel()
 	need(t, "qemu-io")
 	g := newGateway(t, "--open").start()
 	g.run("volume", "create", "v", "--size", "64MiB", "--ack", "object", "--target", target)
@@ -155,6 +158,7 @@ func TestObjectLevelSurvivesTheDataDirectory(t *testing.T) {
 
 // What was flushed is there after kill -9, at each level, in several rounds.
 func TestKillRounds(t *testing.T) {
+	t.Parallel()
 	need(t, "qemu-io")
 	g := newGateway(t, "--open").start()
 	levels := []string{"local", "object"}
@@ -185,6 +189,7 @@ func TestKillRounds(t *testing.T) {
 }
 
 func TestAccessControl(t *testing.T) {
+	t.Parallel()
 	need(t, "iscsi-inq", "iscsi-ls")
 	g := newGateway(t).start()
 	g.run("volume", "create", "v", "--size", "64MiB", "--target", target)
@@ -246,6 +251,7 @@ func TestAccessControl(t *testing.T) {
 // A stop with a session that is in use exits with code 0; a target in use is not deleted; a second signal
 // does not wait.
 func TestStopWithSession(t *testing.T) {
+	t.Parallel()
 	need(t, "qemu-io")
 	for _, twice := range []bool{false, true} {
 		g := newGateway(t, "--open").start()
@@ -278,7 +284,7 @@ func TestStopWithSession(t *testing.T) {
 		if len(sessions) != 1 || sessions[0].Target != target || sessions[0].Transport != "tcp" {
 			t.Fatalf("%+v", sessions)
 		}
-		g.fails(exitFailed, "1 sessions", "target", "delete", target)
+		g.fails(exitFailed, "1 session:", "target", "delete", target)
 		if twice {
 			_ = g.cmd.Process.Signal(syscall.SIGTERM)
 			_ = g.cmd.Process.Signal(syscall.SIGINT)

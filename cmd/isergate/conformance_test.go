@@ -108,6 +108,7 @@ func lunKinds(dir string) []lunKind {
 }
 
 func TestConformance(t *testing.T) {
+	t.Parallel()
 	need(t, "iscsi-test-cu")
 	families := suiteTests(t)
 	all := families["ALL"]

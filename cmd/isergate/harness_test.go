@@ -5,11 +5,15 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -47,6 +51,19 @@ func testMain(m *testing.M) int {
 	if err := build.Run(); err != nil {
 		fmt.Fprintln(os.Stderr, "build:", err)
 		return 1
+	}
+	// Where the programs of system administrators are, which an ordinary user's PATH has not.
+	if err := os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	// Most tests wait, for the guest, for servers to start, for outages: twice as many at once as there are processors.
+	flag.Parse()
+	if n := flag.Lookup("test.parallel"); n.Value.String() == n.DefValue {
+		if err := n.Value.Set(strconv.Itoa(2 * runtime.GOMAXPROCS(0))); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
 	}
 	return m.Run()
 }
@@ -153,7 +170,7 @@ func newGatewayOn(t *testing.T, home, settings string, args ...string) *gatewayP
 		}
 		if t.Failed() {
 			text, _ := os.ReadFile(filepath.Join(dir, "log"))
-			t.Logf("log of the gateway:\n%s", text[max(0, len(text)-8000):])
+			t.Logf("log of the gateway:\n%s", digest(string(text)))
 		}
 	})
 	return g
@@ -254,13 +271,16 @@ func (g *gatewayProcess) imageOptions(target string, lun int, more string) strin
 	return "driver=raw,file." + strings.ReplaceAll(options, ",", ",file.")
 }
 
-// freeAddress is a port of loopback that was free a moment ago.
+// freeAddress is a port of loopback that was free a moment ago, and is not one that the system gives to whoever asks for any.
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range 1000 {
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 12000+rand.IntN(20000)))
+		if err == nil {
+			defer l.Close()
+			return l.Addr().String()
+		}
 	}
-	defer l.Close()
-	return l.Addr().String()
+	t.Fatal("no port is free")
+	return ""
 }

@@ -56,6 +56,7 @@ func residentBytes(t *testing.T, pid int) int64 {
 // Garbage, logins and MPA requests that stop half way and connections that say nothing: whoever is logged in is served on, others can log in,
 // memory stays bounded, and the login timer ends every connection that never logged in.
 func TestHostileConnections(t *testing.T) {
+	t.Parallel()
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 1))

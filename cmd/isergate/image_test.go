@@ -100,7 +100,7 @@ func copyFile(to, from string) error {
 // A real file system goes to a LUN, is checked there in every way of reading, and is the same after the
 // volume came back from the bucket. With -short it is small; the slow server gets a small one too, unless ISERGATE_LONG=1.
 func TestFilesystemImage(t *testing.T) {
-	t.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin")
+	t.Parallel()
 	need(t, "qemu-img", "qemu-io", "mkfs.ext4", "e2fsck", "cmp")
 	dir := t.TempDir()
 	images := make(map[int]string)
@@ -112,7 +112,15 @@ func TestFilesystemImage(t *testing.T) {
 		case store == string(s3test.Radosgw) && !long():
 			size = 128
 		}
+		if images[size] == "" {
+			where := filepath.Join(dir, strconv.Itoa(size))
+			if err := os.Mkdir(where, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			images[size] = ext4Image(t, where, size)
+		}
 		t.Run(fmt.Sprintf("%s-%dMiB", store, size), func(t *testing.T) {
+			t.Parallel()
 			if store != "file" && testing.Short() {
 				t.Skip("not with -short")
 			}
@@ -121,13 +129,6 @@ func TestFilesystemImage(t *testing.T) {
 				g = newGateway(t)
 			} else {
 				g = newGatewayOnServer(t, s3test.New(t, s3test.Kind(store)))
-			}
-			if images[size] == "" {
-				where := filepath.Join(dir, strconv.Itoa(size))
-				if err := os.Mkdir(where, 0o755); err != nil {
-					t.Fatal(err)
-				}
-				images[size] = ext4Image(t, where, size)
 			}
 			imageTravels(t, g.start(), images[size], size)
 		})

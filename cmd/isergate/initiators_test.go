@@ -18,6 +18,7 @@ import (
 
 // Every program of Debian that speaks iSCSI without the kernel, and what stands on one of them.
 func TestEveryClient(t *testing.T) {
+	t.Parallel()
 	need(t, "iscsi-ls", "iscsi-inq", "iscsi-readcapacity16", "iscsi-swp", "iscsi-perf", "qemu-img", "qemu-io", "qemu-nbd", "nbdinfo", "nbdcopy", "nbdkit", "fio", "cmp")
 	g := newGateway(t, "--open").start()
 	for i, block := range []string{"512", "4096"} {
@@ -151,6 +152,7 @@ func bootSector(t *testing.T) []byte {
 
 // A machine boots from a LUN: by QEMU's initiator below a virtual disk, and by iPXE's own initiator over a virtual network.
 func TestBoot(t *testing.T) {
+	t.Parallel()
 	need(t, "qemu-io", "qemu-system-x86_64")
 	g := newGateway(t, "--open").start()
 	g.run("volume", "create", "v", "--size", "64MiB", "--target", target)

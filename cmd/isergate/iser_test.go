@@ -74,6 +74,7 @@ func (g *gatewayProcess) metric(name string) string {
 
 // TCP and iSER, in both forms of login, to one LUN at once: each reads what the others wrote, and the session list tells them apart.
 func TestTransportsShareALUN(t *testing.T) {
+	t.Parallel()
 	g := newGateway(t, "--open", "--portal", "127.0.0.1:0,transport=tcp", "--portal", "127.0.0.1:0,transport=iser").start()
 	g.run("volume", "create", "v", "--size", "64MiB", "--target", target)
 	var status api.Status
@@ -203,6 +204,7 @@ func TestTransportsShareALUN(t *testing.T) {
 
 // What a portal does not serve, it refuses, and the log of the gateway says what to do.
 func TestPortalOfOneTransport(t *testing.T) {
+	t.Parallel()
 	for tr, refused := range map[string][]transport{"tcp": {overISER, onStream}, "iser": {overTCP}} {
 		g := newGateway(t, "--open")
 		i := slices.Index(g.args, "127.0.0.1:0")
@@ -267,6 +269,7 @@ func sockets(t *testing.T, pid int) (n int) {
 // 10,000 connections that stop after their MPA request: who is logged in is served, others get in, memory stays bounded, and when they are gone
 // neither a descriptor, nor a goroutine, nor memory of theirs is left.
 func TestManyMPARequests(t *testing.T) {
+	t.Parallel()
 	count := 10000
 	if testing.Short() {
 		count = 2000

@@ -104,6 +104,7 @@ func (l *linux) calm() {
 }
 
 func TestLinux(t *testing.T) {
+	t.Parallel()
 	l := newLinux(t)
 	// What disturbs nothing comes first, and the kernel must not have noticed anything.
 	l.step("file systems", "tcp", false, (*linux).fileSystems)

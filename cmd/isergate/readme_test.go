@@ -26,6 +26,7 @@ func fenced(text, language string) (blocks []string) {
 
 // The README's walk-through runs as it is pasted; only the port is another one, which others may hold.
 func TestReadmeWalkthrough(t *testing.T) {
+	t.Parallel()
 	need(t, "bash", "iscsi-inq", "qemu-img", "qemu-io")
 	text, err := os.ReadFile("../../README.md")
 	if err != nil {

@@ -23,9 +23,11 @@ bucket:
 // The life of a volume whose bucket is on a real S3 server: an image goes through it, the server fails and comes back,
 // the gateway restarts during the outage, and the volume comes back from the bucket alone.
 func TestRealS3(t *testing.T) {
+	t.Parallel()
 	need(t, "qemu-img", "qemu-io")
 	for _, kind := range s3test.Kinds {
 		t.Run(string(kind), func(t *testing.T) {
+			t.Parallel()
 			if kind == s3test.Radosgw && testing.Short() {
 				t.Skip("radosgw takes half a minute to start; not with -short")
 			}
@@ -150,6 +152,7 @@ func lastLine(text string) string {
 // A volume with ack=object and on-unmet=degrade says that its contract is not met during an outage, and
 // that it is met again afterwards, with no hand moved.
 func TestDegradeIsAnnounced(t *testing.T) {
+	t.Parallel()
 	need(t, "qemu-io", "iscsi-inq")
 	server := s3test.New(t, s3test.Versitygw)
 	if err := server.CreateBucket(t.Context(), "isergate"); err != nil {
@@ -199,6 +202,7 @@ func TestDegradeIsAnnounced(t *testing.T) {
 
 // The API on TCP wants TLS and the token.
 func TestAPIOverTLS(t *testing.T) {
+	t.Parallel()
 	need(t, "openssl")
 	dir := t.TempDir()
 	in := func(name string) string { return filepath.Join(dir, name) }

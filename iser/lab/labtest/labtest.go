@@ -51,7 +51,10 @@ func Boot(t testing.TB, o lab.Options) *Guest {
 		guest.Close()
 		if t.Failed() {
 			console := guest.Console()
-			t.Logf("the end of the guest's console:\n%s", console[max(0, len(console)-consoleLimit):])
+			if cut := len(console) - consoleLimit; cut > 0 {
+				_, console, _ = strings.Cut(console[cut:], "\n") // whole lines
+			}
+			t.Logf("the end of the guest's console:\n%s", console)
 		}
 	})
 	t.Logf("the guest is up after %v", time.Since(start).Round(100*time.Millisecond))
