@@ -1,7 +1,7 @@
 # make build   the binary, bin/isergate
 # make test    installs what the tests need (Debian, Ubuntu), then runs all of them
 # make lint    formatting, go.mod, vet, staticcheck
-# make soak    power cuts and kill -9, longer
+# make soak    power cuts, kill -9 and faults of the object store, longer
 # make lab      a shell in a guest with the kernel's initiator, and a gateway for it
 # make lab-test the kernel's initiator against the gateway over TCP and iSER, every check
 # make fuzz    each fuzz target for FUZZTIME=2m
@@ -73,6 +73,8 @@ SEEDS ?= 5000
 soak:
 	ISERGATE_CRASH_ROUNDS=$(ROUNDS) go test -count=1 -v -timeout 4h -run 'TestKillWhileWriting|TestDataDirectoryLost|TestStopWhileWriting' ./cmd/isergate
 	ISERGATE_SEEDS=$(SEEDS) go test -count=1 -timeout 4h -run 'TestCrash|TestChaos' ./cache
+	ISERGATE_LONG=1 ISERGATE_FAULT_ROUNDS=$(ROUNDS) go test -count=1 -v -timeout 4h -run 'TestStoreFaults|TestStoreRefusals' ./cmd/isergate
+	ISERGATE_SEEDS=$$(($(SEEDS)/10)) go test -count=1 -v -timeout 4h -run TestS3Faults ./objectstore/volumelog
 
 # As root, for tgtd. Nothing else should run on the machine.
 bench: build
