@@ -157,7 +157,7 @@ func (c *Conn) create(req rdma.Request, first []int) (err error) {
 	if c.sendCQ, err = o.Provider.CreateCQ(sendDepth); err != nil {
 		return err
 	}
-	attr := rdma.QPAttr{SendCQ: c.sendCQ, RecvCQ: c.recvCQ, MaxSend: sendDepth, MaxRecv: depth, MaxSendSGE: maxSGE, MaxRecvSGE: 1, MaxInline: inlineWrite}
+	attr := rdma.QPAttr{SendCQ: c.sendCQ, RecvCQ: c.recvCQ, MaxSend: sendDepth, MaxRecv: depth, MaxSendSGE: maxSGE, MaxRecvSGE: 1, MaxInline: inlineWrite, RecvAnyOrder: true}
 	c.qp, err = req.CreateQP(c.t.pd, attr)
 	if errors.Is(err, rdma.ErrInvalid) {
 		// Adapters take less.

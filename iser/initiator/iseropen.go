@@ -276,7 +276,7 @@ func (m *iserMover) open(ctx context.Context, o *Options) (*Login, error) {
 // connect makes the RDMA connection, with all receives posted before.
 func (m *iserMover) connect(ctx context.Context, d rdma.Dialer, i *ISER) error {
 	defer d.Close()
-	qp, err := d.CreateQP(m.pd, rdma.QPAttr{SendCQ: m.sendCQ, RecvCQ: m.recvCQ, MaxSend: sendSlots, MaxRecv: len(m.recvs), MaxSendSGE: sendSGEs})
+	qp, err := d.CreateQP(m.pd, rdma.QPAttr{SendCQ: m.sendCQ, RecvCQ: m.recvCQ, MaxSend: sendSlots, MaxRecv: len(m.recvs), MaxSendSGE: sendSGEs, RecvAnyOrder: true})
 	if err != nil {
 		return fmt.Errorf("initiator: %w", err)
 	}

@@ -262,7 +262,7 @@ func receiveCaptured(t *testing.T, s *stream, crc, direct bool, rnd *rand.Rand) 
 	m := newMachine(t, crc, 0)
 	m.mem = make([]byte, 2*room)
 	m.q.recvs, m.q.reads, m.q.resps = recvQueue{}, readQueue{}, responseQueue{}
-	m.q.recvs.init(64)
+	m.q.recvs.init(64, false)
 	m.q.reads.init(64)
 	m.q.resps.init(128)
 	count := make(map[opcode]int)

@@ -94,7 +94,7 @@ func newMachine(t testing.TB, crc bool, rtr RTR) *machine {
 	}
 	m.q.tags = newTagTable()
 	m.q.tags.gen.Seed([32]byte{7}) // the same keys in every run
-	m.q.recvs.init(2)
+	m.q.recvs.init(2, false)
 	m.q.reads.init(2)
 	m.q.resps.init(2)
 	bind := func(from, to int, a rdma.Access) (uint32, uint64) {

@@ -117,7 +117,7 @@ func newQueuePair(num uint32, opt *Options, pd rdma.PD, attr rdma.QPAttr) (*queu
 	q.prog.takeover = make(chan struct{}, 1)
 	q.prog.timer = time.AfterFunc(time.Hour, q.watch)
 	q.prog.timer.Stop()
-	q.q.recvs.init(attr.MaxRecv)
+	q.q.recvs.init(attr.MaxRecv, attr.RecvAnyOrder)
 	q.q.tags = newTagTable()
 	return q, nil
 }
@@ -372,7 +372,7 @@ func (q *queuePair) handle(e *event) error {
 	}
 	switch e.kind {
 	case eventReceived:
-		e.wc.ID, _ = q.q.recvs.pop()
+		e.wc.ID = q.q.recvs.pop()
 		e.wc.QPNum = q.num
 		if n := len(q.prog.into); n < cap(q.prog.into) {
 			q.prog.into = append(q.prog.into, e.wc)

@@ -40,18 +40,28 @@ type recvWQE struct {
 	sge []rdma.SGE // its memory is reused
 }
 
-// recvQueue is a receive queue. The oldest entry belongs to the receiver while it fills it. Who posts holds mu; who receives takes no lock.
+// recvQueue is a receive queue. The entry for the next message belongs to the receiver while it fills it. Who posts holds mu; who receives takes no lock.
 type recvQueue struct {
 	ring []recvWQE
-	n    atomic.Int32 // entries
+	n    atomic.Int32 // entries in all
 	head uint         // the receiver's
+
+	// If any order will do, the receiver moves what is posted to a stack of its own, and takes what was posted last: it is in the processor's cache.
+	stack []recvWQE
+	depth int
+	fresh atomic.Int32 // entries that are still in ring
 
 	mu     sync.Mutex // guards all below
 	tail   uint
 	closed bool
 }
 
-func (q *recvQueue) init(size int) { q.ring = make([]recvWQE, size) }
+func (q *recvQueue) init(size int, anyOrder bool) {
+	q.ring = make([]recvWQE, size)
+	if anyOrder {
+		q.stack = make([]recvWQE, size)
+	}
+}
 
 // post adds receives and returns how many.
 func (q *recvQueue) post(wrs []rdma.RecvWR) (int, error) {
@@ -68,6 +78,9 @@ func (q *recvQueue) post(wrs []rdma.RecvWR) (int, error) {
 		q.tail = after(q.tail, len(q.ring))
 	}
 	q.n.Add(int32(n))
+	if q.stack != nil {
+		q.fresh.Add(int32(n))
+	}
 	if n < len(wrs) {
 		return n, rdma.ErrQueueFull
 	}
@@ -82,24 +95,40 @@ func after(i uint, size int) uint {
 	return i
 }
 
-// oldest returns the entry for the next message, nil if there is none.
+// oldest returns the entry for the next message, nil if there is none; if any order will do, it is the youngest. It stays the same until pop, if it is not asked meanwhile.
 func (q *recvQueue) oldest() *recvWQE {
-	if q.n.Load() == 0 {
+	if q.stack == nil {
+		if q.n.Load() == 0 {
+			return nil
+		}
+		return &q.ring[q.head]
+	}
+	if k := q.fresh.Load(); k > 0 {
+		for range k {
+			from, to := &q.ring[q.head], &q.stack[q.depth]
+			*from, *to = *to, *from
+			q.head = after(q.head, len(q.ring))
+			q.depth++
+		}
+		q.fresh.Add(-k)
+	}
+	if q.depth == 0 {
 		return nil
 	}
-	return &q.ring[q.head]
+	return &q.stack[q.depth-1]
 }
 
-// pop removes the oldest entry and returns its ID.
-func (q *recvQueue) pop() (id uint64, ok bool) {
-	w := q.oldest()
-	if w == nil {
-		return 0, false
+// pop removes the entry that oldest returned, and returns its ID.
+func (q *recvQueue) pop() (id uint64) {
+	if q.stack == nil {
+		id = q.ring[q.head].id
+		q.head = after(q.head, len(q.ring))
+	} else {
+		q.depth--
+		id = q.stack[q.depth].id
 	}
-	id = w.id
-	q.head = after(q.head, len(q.ring))
 	q.n.Add(-1)
-	return id, true
+	return id
 }
 
 // drain ends the queue and yields the IDs of what is left.
@@ -107,9 +136,8 @@ func (q *recvQueue) drain(yield func(id uint64) bool) {
 	q.mu.Lock()
 	q.closed = true
 	q.mu.Unlock()
-	for {
-		id, ok := q.pop()
-		if !ok || !yield(id) {
+	for q.oldest() != nil {
+		if !yield(q.pop()) {
 			return
 		}
 	}

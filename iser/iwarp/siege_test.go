@@ -269,7 +269,7 @@ func TestGuessesAtTags(t *testing.T) {
 		t.Fatal(err)
 	}
 	q := queues{tags: newTagTable()}
-	q.recvs.init(1)
+	q.recvs.init(1, false)
 	q.reads.init(1)
 	q.resps.init(1)
 	q.recvs.post([]rdma.RecvWR{{}})

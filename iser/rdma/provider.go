@@ -87,6 +87,9 @@ type QPAttr struct {
 	MaxSendSGE     int // elements of one work request; 0 means 1
 	MaxRecvSGE     int // the same of the receive queue
 	MaxInline      int // bytes of a work request with Inline
+	// RecvAnyOrder: a message may take any receive that is posted, as from a shared receive queue (ibv_srq), instead of the oldest; WC.ID says which. It lets a
+	// provider in software use memory again that is in the processor's cache. Providers may ignore it.
+	RecvAnyOrder bool
 }
 
 // QP is a queue pair with its connection. Methods may be called concurrently; order is the order of calls that do not overlap.
