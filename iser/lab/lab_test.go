@@ -3,12 +3,54 @@ package lab_test
 import (
 	"context"
 	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/isergate/isergate/iser/lab"
 	"github.com/isergate/isergate/iser/lab/labtest"
 )
+
+// Guests that were made from other inputs do not pile up; nothing else is touched.
+func TestBuildRemovesOldGuests(t *testing.T) {
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	dir, err := lab.Dir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cache := filepath.Dir(dir)
+	kept := []string{filepath.Base(dir), "lab-downloads", "lab-notes", "lab-0123456789abcdef", "other"}
+	for _, name := range append([]string{"lab-0123456789ab", "lab-new-12345"}, kept...) {
+		if err := os.MkdirAll(filepath.Join(cache, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(cache, name, "disk.img"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		if got, err := lab.Build(t.Context(), io.Discard); err != nil || got != dir {
+			t.Fatalf("%q, %v", got, err)
+		}
+	}
+	var left []string
+	entries, err := os.ReadDir(cache)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			left = append(left, e.Name())
+		}
+	}
+	slices.Sort(kept)
+	if !slices.Equal(left, kept) {
+		t.Errorf("left are %q, want %q", left, kept)
+	}
+}
 
 // What scripts do is theirs; that they run, end and are ended is the lab's.
 func TestGuest(t *testing.T) {
