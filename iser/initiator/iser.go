@@ -19,9 +19,6 @@ const (
 	signalEvery = sendSlots / 4
 	pollBatch   = 16
 	sendSGEs    = 3 // header, data, padding
-	// solicitAll is from how many bytes on a write that needs solicited data sends all of it so: what goes with the command saves no
-	// round trip then, and is copied on both sides.
-	solicitAll = 64 << 10
 
 	// slotLen is a control PDU with the longest additional header segment of a CDB, and data that is copied.
 	maxAHS  = 256
@@ -184,9 +181,6 @@ func (m *iserMover) prepare(t *task) error {
 	t.sent = x.immediate
 	if !m.p.InitialR2T {
 		t.sent = first
-	}
-	if n >= solicitAll && t.sent < n {
-		x.immediate, t.sent = 0, 0
 	}
 	t.cmd.Final = t.sent == x.immediate
 	data := t.in

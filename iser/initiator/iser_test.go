@@ -238,8 +238,6 @@ func TestISERWriteShapes(t *testing.T) {
 		{"solicited", 30002, "Yes", "No", "20000", 0, 0},
 		{"nothing to read", 30002, "No", "Yes", "65536", 4096, 30002},
 		{"large segments", 30002, "Yes", "Yes", "16384", 16384, 16384},
-		{"large", solicitAll, "No", "Yes", "20000", 0, 0},
-		{"large, nothing to read", solicitAll, "No", "Yes", "65536", 4096, solicitAll},
 	} {
 		size := test.size
 		for _, base := range []WriteBase{WriteBaseDefault, WriteBaseSolicited, WriteBaseAll} {

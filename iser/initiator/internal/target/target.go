@@ -141,7 +141,7 @@ func start(t testing.TB, o iscsi.Options, i *portal.ISER, chap *iscsi.CHAP, bloc
 			t.Errorf("the target ended with %v", err)
 		}
 		if i != nil {
-			if err := i.Close(); err != nil {
+			if err := i.Close(ctx); err != nil {
 				t.Errorf("the iSER target: %v", err)
 			}
 		}
