@@ -28,7 +28,7 @@ type Options struct {
 	// ResponseHeaderTimeout bounds the wait for an answer once an s3 request was
 	// sent whole. Default 60 s.
 	ResponseHeaderTimeout time.Duration
-	// StallTimeout aborts an attempt when no byte of an s3 request or response body
+	// StallTimeout aborts an attempt when less than 4 KiB/s of an s3 request or response body
 	// moved for so long. Default 30 s.
 	StallTimeout time.Duration
 }

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
@@ -39,9 +40,13 @@ func newHTTPClient(t *http.Transport, o Options) *http.Client {
 	}
 }
 
-// watchdog aborts a request when no byte of its body or of the answer's body moves for
-// the stall time. A stalled transfer otherwise lasts until the caller's context ends,
-// and slow but moving ones must not be cut.
+// leastRate is what a transfer has to reach over the stall time, in bytes per second. A connection that trickles would otherwise hold an
+// object, and with it all that come after it, for hours, while a new connection may be fine.
+const leastRate = 4 << 10
+
+// watchdog aborts a request when less than leastRate of its body or of the answer's body moves for
+// the stall time. Such a transfer otherwise lasts until the caller's context ends;
+// faster ones, however slow, must not be cut.
 type watchdog struct {
 	next          http.RoundTripper
 	stall, header time.Duration
@@ -50,14 +55,16 @@ type watchdog struct {
 // stalledError is the cause of an aborted request.
 type stalledError struct{ after time.Duration }
 
-func (e *stalledError) Error() string { return fmt.Sprintf("no progress for %v", e.after) }
+func (e *stalledError) Error() string {
+	return fmt.Sprintf("no progress, or less than %d bytes/s, for %v", leastRate, e.after)
+}
 
 // RoundTrip implements http.RoundTripper.
 func (w *watchdog) RoundTrip(req *http.Request) (*http.Response, error) {
 	ctx, cancel := context.WithCancelCause(req.Context())
 	stalled := &stalledError{w.stall}
 	timer := time.AfterFunc(w.stall, func() { cancel(stalled) })
-	p := &progress{timer: timer, stall: w.stall, ctx: ctx, stop: func() { timer.Stop(); cancel(nil) }}
+	p := &progress{timer: timer, stall: w.stall, least: int64(leastRate * w.stall.Seconds()), ctx: ctx, stop: func() { timer.Stop(); cancel(nil) }}
 
 	out := req.WithContext(ctx)
 	if req.Body != nil && req.Body != http.NoBody {
@@ -83,12 +90,22 @@ func (w *watchdog) RoundTrip(req *http.Request) (*http.Response, error) {
 type progress struct {
 	timer *time.Timer
 	stall time.Duration
+	least int64        // bytes that move the deadline
+	moved atomic.Int64 // bytes since the deadline was moved
 	ctx   context.Context
 	stop  func()
 }
 
+// move counts bytes, and moves the deadline when they are enough.
+func (p *progress) move(n int) {
+	if p.moved.Add(int64(n)) >= p.least {
+		p.extend(p.stall)
+	}
+}
+
 // extend moves the deadline, unless it has passed.
 func (p *progress) extend(d time.Duration) {
+	p.moved.Store(0)
 	if p.ctx.Err() == nil {
 		p.timer.Reset(d)
 	}
@@ -143,7 +160,7 @@ func (u *watchedUpload) Read(b []byte) (int, error) {
 	if u.left <= 0 || err != nil {
 		u.p.extend(u.whole)
 	} else {
-		u.p.extend(u.p.stall)
+		u.p.move(n)
 	}
 	return n, err
 }
@@ -156,9 +173,7 @@ type watchedBody struct {
 
 func (b *watchedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	if n > 0 {
-		b.p.extend(b.p.stall)
-	}
+	b.p.move(n)
 	if err != nil {
 		err = b.p.cause(err)
 		b.once.Do(b.p.stop)

@@ -11,9 +11,10 @@ import (
 )
 
 // slowWire is a transport that takes pause for each step of an exchange; steps of
-// the upload and of the download are of 10 bytes.
+// the upload and of the download are of so many bytes.
 type slowWire struct {
 	upload, header, download time.Duration
+	bytes                    int
 }
 
 func (s slowWire) step(req *http.Request, pause time.Duration) error {
@@ -29,7 +30,7 @@ func (s slowWire) step(req *http.Request, pause time.Duration) error {
 
 func (s slowWire) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.Body != nil {
-		for buf := make([]byte, 10); ; {
+		for buf := make([]byte, s.bytes); ; {
 			n, err := req.Body.Read(buf)
 			if n > 0 {
 				if err := s.step(req, s.upload); err != nil {
@@ -61,12 +62,12 @@ func (b *slowBody) Read(p []byte) (int, error) {
 		return 0, err
 	}
 	b.left--
-	return copy(p, make([]byte, 10)), nil
+	return copy(p, make([]byte, b.wire.bytes)), nil
 }
 
 func (b *slowBody) Close() error { return nil }
 
-// TestWatchdog: what moves is never cut, however slow; what does not move is.
+// TestWatchdog: what moves is never cut, however slow; what does not move, or trickles, is.
 func TestWatchdog(t *testing.T) {
 	const stall, header = 10 * time.Second, 60 * time.Second
 	for _, c := range []struct {
@@ -74,13 +75,15 @@ func TestWatchdog(t *testing.T) {
 		wire slowWire
 		ok   bool
 	}{
-		{"slow but moving", slowWire{upload: 9 * time.Second, header: 59 * time.Second, download: 9 * time.Second}, true},
-		{"upload stalls", slowWire{upload: 11 * time.Second}, false},
-		{"answer does not come", slowWire{header: 71 * time.Second}, false},
-		{"download stalls", slowWire{download: 11 * time.Second}, false},
+		{"slow but moving", slowWire{9 * time.Second, 59 * time.Second, 9 * time.Second, 40 << 10}, true},
+		{"upload stalls", slowWire{upload: 11 * time.Second, bytes: 40 << 10}, false},
+		{"upload trickles", slowWire{upload: time.Second, bytes: 3 << 10}, false},
+		{"answer does not come", slowWire{header: 71 * time.Second, bytes: 40 << 10}, false},
+		{"download stalls", slowWire{download: 11 * time.Second, bytes: 40 << 10}, false},
+		{"download trickles", slowWire{download: time.Second, bytes: 3 << 10}, false},
 	} {
-		for _, size := range []int{0, 1000} {
-			if size == 0 && c.wire.upload > stall {
+		for _, size := range []int{0, 1 << 20} {
+			if size == 0 && c.wire.upload > 0 && !c.ok {
 				continue
 			}
 			synctest.Test(t, func(t *testing.T) {
@@ -96,13 +99,11 @@ func TestWatchdog(t *testing.T) {
 				resp, err := w.RoundTrip(req)
 				got := 0
 				if err == nil {
-					var data []byte
-					data, err = io.ReadAll(resp.Body)
-					got = len(data)
+					got, err = io.ReadFull(resp.Body, make([]byte, 20*c.wire.bytes))
 					resp.Body.Close()
 				}
 				var stalled *stalledError
-				if c.ok && (err != nil || got != 200) || !c.ok && !errors.As(err, &stalled) {
+				if c.ok && (err != nil || got != 20*c.wire.bytes) || !c.ok && !errors.As(err, &stalled) {
 					t.Errorf("%s, %d bytes up: %d bytes down, %v", c.name, size, got, err)
 				}
 			})
