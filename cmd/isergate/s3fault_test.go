@@ -121,6 +121,7 @@ type faultTally struct {
 // every kind of fault: nothing acknowledged is lost, no volume goes out of service, and when the faults end everything reaches the bucket by
 // itself, which alone then brings it back.
 func TestStoreFaults(t *testing.T) {
+	t.Parallel()
 	server := s3test.New(t, s3test.Versitygw)
 	if err := server.CreateBucket(t.Context(), "isergate"); err != nil {
 		t.Fatal(err)
@@ -128,10 +129,10 @@ func TestStoreFaults(t *testing.T) {
 	_, rng := crashRounds(t, 1)
 	faults := slices.Clone(faultproxy.Faults)
 	rng.Shuffle(len(faults), func(i, j int) { faults[i], faults[j] = faults[j], faults[i] })
-	const gateways, together = 2, 2 // faults of which there is much in one round
+	const gateways, together = 4, 2 // faults of which there is much in one round
 	rounds := (len(faults) + gateways*together - 1) / (gateways * together)
 	if testing.Short() {
-		rounds = 2
+		rounds = 1
 	}
 	if s := os.Getenv("ISERGATE_FAULT_ROUNDS"); s != "" {
 		n, err := strconv.Atoi(s)
@@ -341,6 +342,7 @@ func (c *faultCampaign) outage() (ended chan struct{}) {
 // While the store refuses, `status` says what is wrong and what to do about it; requests are few; and destaging goes on by itself, soon, when it
 // no longer does.
 func TestStoreRefusals(t *testing.T) {
+	t.Parallel()
 	server := s3test.New(t, s3test.Versitygw)
 	if err := server.CreateBucket(t.Context(), "isergate"); err != nil {
 		t.Fatal(err)

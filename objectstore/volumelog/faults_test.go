@@ -729,3 +729,19 @@ func TestOldListings(t *testing.T) {
 	}
 	wantTags(t, d, "aaaaaaaaaaaaaaaaaaaaaa")
 }
+
+// An outage that ends between a put and its read-back costs no pause of the caller.
+func TestOutageEndsWhileReadingBack(t *testing.T) {
+	b, id := newMemBucket(), uuid.New()
+	a, _ := attach(t, b, id, want(1, 1, 0), "a")
+	b.failNth(1, objectstore.ErrTransient)
+	if err := a.put(1, 1, 1); err != nil {
+		t.Fatal(err)
+	}
+	b.failNth(1, objectstore.ErrDenied) // a refusal is not tried again at once
+	before := b.count("put")
+	wantErr(t, a.put(2, 2, 2), objectstore.ErrDenied)
+	if n := b.count("put") - before; n != 1 {
+		t.Errorf("%d puts", n)
+	}
+}

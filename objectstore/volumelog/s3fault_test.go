@@ -242,7 +242,7 @@ func TestS3Faults(t *testing.T) {
 	if err := server.CreateBucket(ctx, "faults"); err != nil {
 		t.Fatal(err)
 	}
-	from, to := faultSeeds(t, 24, 6)
+	from, to := faultSeeds(t, 16, 5)
 	total := map[faultproxy.Fault]int{}
 	var mu sync.Mutex
 	t.Run("seeds", func(t *testing.T) {
