@@ -22,7 +22,8 @@ const (
 
 	// slotLen is a control PDU with the longest additional header segment of a CDB, and data that is copied.
 	maxAHS  = 256
-	slotLen = iserHeaderLen + pdu.HeaderLen + maxAHS + copyLimit
+	maxHead = iserHeaderLen + pdu.HeaderLen + maxAHS
+	slotLen = maxHead + copyLimit
 )
 
 // transfer is what an iSER mover keeps of a task.
@@ -48,6 +49,7 @@ type item struct {
 	op  itemOp
 	t   *task    // what it is about, or nil
 	ref *task    // whose reference is given up when it is complete, or nil
+	out bool     // itemCommand: t's data is read until it is posted, under a reference
 	msg *message // itemControl
 	key uint32   // itemInvalidate
 	seq uint64
@@ -75,7 +77,7 @@ type message struct {
 	hello  bool
 }
 
-// slot is one place of the send queue, with the memory of its header and of short data.
+// slot is one place of the send queue, with the memory of its header and of short data. A message that goes inline needs none.
 type slot struct {
 	buf []byte
 	ref *task
@@ -100,6 +102,7 @@ type iserMover struct {
 	recvs   []rdma.RecvWR
 	slotMR  rdma.MR
 	windows []rdma.Window
+	tasks   []task // the session's; of them, only what a mover keeps
 
 	// Owned by who has the role of recv.
 	up       upcalls
@@ -126,44 +129,43 @@ type iserMover struct {
 	cause    error // what the target broke
 
 	// Owned by who set flushing.
+	inline     int // QPAttr.MaxInline
 	wrs        []rdma.SendWR
 	sges       [sendSlots * sendSGEs]rdma.SGE
+	heads      [][maxHead]byte // of messages that go inline; one for each of wrs
 	unsignaled int
 }
 
 // message takes one completion of a receive.
 func (m *iserMover) message(wc *rdma.WC) error {
-	s := m.up
 	h, data, err := parseMessage(m.recvs[wc.ID].SGE[0].Buf[:wc.Bytes], m.maxRecv)
 	if err != nil {
 		return err
 	}
-	switch op := h.Opcode(); op {
-	case pdu.OpDataIn, pdu.OpR2T:
+	op := h.Opcode()
+	if op == pdu.OpDataIn || op == pdu.OpR2T {
 		return protocolError("%v in a message", op)
-	case pdu.OpSCSIResponse:
-		t := s.task(h.ITT())
-		if wc.Invalidated {
-			if err := m.invalidated(t, wc.InvalidatedKey); err != nil {
-				return err
-			}
-		}
-	default:
-		if wc.Invalidated {
-			return protocolError("%v invalidates an STag", op)
+	}
+	if wc.Invalidated {
+		if err := m.invalidated(h, wc.InvalidatedKey); err != nil {
+			return err
 		}
 	}
-	return s.receive(h, data)
+	return m.up.receive(h, data)
 }
 
-// invalidated checks a Send with Invalidate: the target must name the STag of the task that it ends (ISER-39, ISER-40).
-func (m *iserMover) invalidated(t *task, key uint32) error {
+// invalidated checks a Send with Invalidate: the target must name the STag of the task that it ends (ISER-39, ISER-40). No two tasks have the same, so it does not matter
+// here that the tag may be of an earlier task.
+func (m *iserMover) invalidated(h *pdu.Header, key uint32) error {
+	i := int(h.ITT() & tagMask)
 	switch {
+	case h.Opcode() != pdu.OpSCSIResponse:
+		return protocolError("%v invalidates an STag", h.Opcode())
 	case !m.remoteInv:
 		return protocolError("Send with Invalidate, which was not agreed on")
-	case t == nil:
+	case i >= len(m.tasks):
 		return protocolError("Send with Invalidate for an unknown task")
-	case key == 0 || !t.move.key.CompareAndSwap(key, 0):
+	case key == 0 || !m.tasks[i].move.key.CompareAndSwap(key, 0):
 		return protocolError("the invalidated STag is not that of the task")
 	}
 	return nil
@@ -233,6 +235,9 @@ func (m *iserMover) command(t *task, ahs []byte) {
 	it := item{op: itemCommand, t: t}
 	if x.immediate > copyLimit {
 		it.ref = t
+		t.refs.Add(1)
+	} else if x.immediate > 0 {
+		it.out = true
 		t.refs.Add(1)
 	}
 	m.pending = append(m.pending, it)
@@ -476,6 +481,9 @@ func (m *iserMover) postLocked() {
 		if msg := items[i].msg; msg != nil {
 			m.messages = append(m.messages, msg)
 		}
+		if items[i].out {
+			items[i].t.unref()
+		}
 		items[i] = item{}
 	}
 	if m.next += k; m.next == len(m.pending) {
@@ -535,6 +543,10 @@ func (m *iserMover) build(it *item) {
 		return
 	}
 	s := m.slots[it.seq%sendSlots].buf
+	inline := m.inline == slotLen && it.ref == nil && it.op != itemDataOut
+	if inline {
+		s = m.heads[len(m.wrs)][:]
+	}
 	putControl(s)
 	h := (*pdu.Header)(s[iserHeaderLen:])
 	n := iserHeaderLen + pdu.HeaderLen
@@ -573,10 +585,20 @@ func (m *iserMover) build(it *item) {
 		h.SetDataLength(len(data))
 	}
 	pad := pdu.Padding(len(data))
-	at := (len(m.wrs) % sendSlots) * sendSGEs
+	at := len(m.wrs) * sendSGEs
 	sge := m.sges[at : at : at+sendSGEs]
 	key := m.slotMR.LKey()
-	if mr == nil {
+	wr := rdma.SendWR{ID: it.seq, Op: rdma.OpSend}
+	if inline {
+		wr.Flags = rdma.Inline
+		sge = append(sge, rdma.SGE{Buf: s[:n]})
+		if len(data) > 0 {
+			sge = append(sge, rdma.SGE{Buf: data})
+		}
+		if pad > 0 {
+			sge = append(sge, rdma.SGE{Buf: padding[:pad]})
+		}
+	} else if mr == nil {
 		n += copy(s[n:], data)
 		clear(s[n : n+pad])
 		sge = append(sge, rdma.SGE{Buf: s[:n+pad], LKey: key})
@@ -590,7 +612,8 @@ func (m *iserMover) build(it *item) {
 	if it.op == itemCommand {
 		it.t.move.posted.Store(true)
 	}
-	m.add(rdma.SendWR{ID: it.seq, Op: rdma.OpSend, SGE: sge}, it.ref != nil)
+	wr.SGE = sge
+	m.add(wr, it.ref != nil)
 }
 
 func (it *item) isHello() bool { return it.op == itemControl && it.msg.hello }
@@ -664,8 +687,12 @@ func (m *iserMover) abandon() {
 		}
 	}
 	for i := m.next; i < len(m.pending); i++ {
-		if t := m.pending[i].ref; t != nil {
-			t.unref()
+		it := &m.pending[i]
+		if it.ref != nil {
+			it.ref.unref()
+		}
+		if it.out {
+			it.t.unref()
 		}
 	}
 	m.pending = nil

@@ -159,7 +159,7 @@ func newISERMover(o *Options) (*iserMover, error) {
 	m := &iserMover{
 		pd: pd, mem: newMemory(pd), remoteInv: !o.ISER.NoInvalidate, wholeBase: o.ISER.WriteBase == WriteBaseAll,
 		kick: make(chan struct{}, 1), stop: make(chan struct{}),
-		slots: make([]slot, sendSlots), wrs: make([]rdma.SendWR, 0, sendSlots), reposted: make([]rdma.RecvWR, 0, pollBatch),
+		slots: make([]slot, sendSlots), wrs: make([]rdma.SendWR, 0, sendSlots), heads: make([][maxHead]byte, sendSlots), reposted: make([]rdma.RecvWR, 0, pollBatch),
 	}
 	m.idle.L = &m.mu
 	m.recv.init(m.watch)
@@ -276,10 +276,16 @@ func (m *iserMover) open(ctx context.Context, o *Options) (*Login, error) {
 // connect makes the RDMA connection, with all receives posted before.
 func (m *iserMover) connect(ctx context.Context, d rdma.Dialer, i *ISER) error {
 	defer d.Close()
-	qp, err := d.CreateQP(m.pd, rdma.QPAttr{SendCQ: m.sendCQ, RecvCQ: m.recvCQ, MaxSend: sendSlots, MaxRecv: len(m.recvs), MaxSendSGE: sendSGEs, RecvAnyOrder: true})
+	attr := rdma.QPAttr{SendCQ: m.sendCQ, RecvCQ: m.recvCQ, MaxSend: sendSlots, MaxRecv: len(m.recvs), MaxSendSGE: sendSGEs, RecvAnyOrder: true, MaxInline: slotLen}
+	qp, err := d.CreateQP(m.pd, attr)
+	if errors.Is(err, rdma.ErrInvalid) {
+		attr.MaxInline = 0 // adapters take less
+		qp, err = d.CreateQP(m.pd, attr)
+	}
 	if err != nil {
 		return fmt.Errorf("initiator: %w", err)
 	}
+	m.inline = attr.MaxInline
 	m.qp = qp
 	if _, err := qp.PostRecv(m.recvs); err != nil {
 		return fmt.Errorf("initiator: %w", err)
@@ -350,6 +356,7 @@ func (m *iserMover) login(ctx context.Context, o *Options) (*Login, error) {
 func (m *iserMover) attach(s *Session) {
 	m.p = &s.login.Parameters
 	m.expStatSN = s.ack
+	m.tasks = s.tasks
 	for i := range m.windows {
 		s.tasks[i].move.win = m.windows[i]
 	}

@@ -18,7 +18,7 @@ const (
 	lingerBytes   = 1 << 20
 
 	maxSGE       = 256
-	maxInline    = 4096
+	maxInline    = 16 << 10
 	maxWorkQueue = 1 << 16
 )
 
