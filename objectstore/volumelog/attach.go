@@ -69,7 +69,7 @@ func Attach(ctx context.Context, b objectstore.Bucket, id uuid.UUID, want Want, 
 	if err := want.Attributes.Validate(); err != nil {
 		return nil, State{}, err
 	}
-	w := &walker{b: b, id: id, replay: replay, maxEpoch: want.Epoch, maxGeneration: want.Generation}
+	w := &walker{b: &steady{Bucket: b}, id: id, replay: replay, maxEpoch: want.Epoch, maxGeneration: want.Generation}
 	if err := w.start(ctx, want.From, want.FromLSN); err != nil {
 		return nil, State{}, unstop(err)
 	}
@@ -82,7 +82,7 @@ func Attach(ctx context.Context, b objectstore.Bucket, id uuid.UUID, want Want, 
 	if w.lsn > want.Holds {
 		return nil, State{}, fmt.Errorf("%w: the bucket holds LSN %d, this node %d", ErrAhead, w.lsn, want.Holds)
 	}
-	return w.open(ctx, want.Epoch, want.Generation, want.Writer, want.Attributes)
+	return w.open(ctx, b, want.Epoch, want.Generation, want.Writer, want.Attributes)
 }
 
 // Restore takes the volume over from its bucket alone: it reads all that the
@@ -93,7 +93,7 @@ func Restore(ctx context.Context, b objectstore.Bucket, id uuid.UUID, writer Ide
 	if id == uuid.Nil || writer.Nonce == uuid.Nil {
 		return nil, State{}, invalidf("no volume or no writer identity")
 	}
-	w := &walker{b: b, id: id, replay: replay, maxGeneration: math.MaxUint64 - 1}
+	w := &walker{b: &steady{Bucket: b}, id: id, replay: replay, maxGeneration: math.MaxUint64 - 1}
 	highest, err := w.highestEpoch(ctx)
 	if err != nil {
 		return nil, State{}, err
@@ -120,7 +120,7 @@ func Restore(ctx context.Context, b objectstore.Bucket, id uuid.UUID, writer Ide
 		if err != nil {
 			return nil, State{}, err
 		}
-		wr, state, err := w.open(ctx, w.maxEpoch, generation, writer, w.attributes)
+		wr, state, err := w.open(ctx, b, w.maxEpoch, generation, writer, w.attributes)
 		if !errors.Is(err, ErrEpochTaken) && !errors.Is(err, ErrFenced) && !errors.Is(err, ErrSuperseded) {
 			return wr, state, err
 		}
@@ -170,8 +170,8 @@ func (w *walker) fencer(by Identity, generation uint64, attributes Attributes) f
 	}
 }
 
-// open puts the object that opens the epoch, alone.
-func (w *walker) open(ctx context.Context, epoch, generation uint64, by Identity, attributes Attributes) (*Writer, State, error) {
+// open puts the object that opens the epoch, alone. The writer puts to b.
+func (w *walker) open(ctx context.Context, b objectstore.Bucket, epoch, generation uint64, by Identity, attributes Attributes) (*Writer, State, error) {
 	at := Position{Epoch: epoch}
 	// A volume only grows: the caller may not have known yet what the log says.
 	attributes.SizeBytes = max(attributes.SizeBytes, w.attributes.SizeBytes)
@@ -198,7 +198,7 @@ func (w *walker) open(ctx context.Context, epoch, generation uint64, by Identity
 	if state.Attributes == (Attributes{}) {
 		state.Attributes = attributes
 	}
-	return newWriter(w.b, w.id, h), state, nil
+	return newWriter(b, w.id, h), state, nil
 }
 
 // whoOpened says why the epoch's first key is taken, or that it was taken by an earlier

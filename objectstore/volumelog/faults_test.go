@@ -745,3 +745,36 @@ func TestOutageEndsWhileReadingBack(t *testing.T) {
 		t.Errorf("%d puts", n)
 	}
 }
+
+// A store that refuses one request in ten does not keep a long log from being read to its end; one that refuses all is asked once.
+func TestSomeRequestsAreRefused(t *testing.T) {
+	b, id := newMemBucket(), uuid.New()
+	a, _ := attach(t, b, id, want(1, 1, 0), "a")
+	a.puts(300)
+	var mu sync.Mutex
+	n, every := 0, 10
+	b.hook = func(string, string) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if n++; n%every == 0 {
+			return fmt.Errorf("%w: now and then", objectstore.ErrDenied)
+		}
+		return nil
+	}
+	info, err := Inspect(ctx, b, id, true)
+	if err != nil || info.Err != nil || info.LSN != 300 {
+		t.Fatalf("%+v, %v", info, err)
+	}
+	_, state, err := Restore(ctx, b, id, NewIdentity(uuid.New()), Replay{})
+	if err != nil || state.LSN != 300 {
+		t.Fatalf("%+v, %v", state, err)
+	}
+	if _, state, err = Attach(ctx, b, id, want(state.Epoch+1, state.Generation, 300), Replay{}); err != nil || state.LSN != 300 {
+		t.Fatalf("%+v, %v", state, err)
+	}
+	n, every = 0, 1
+	_, _, err = Restore(ctx, b, id, NewIdentity(uuid.New()), Replay{})
+	if wantErr(t, err, objectstore.ErrDenied); n != 1 {
+		t.Errorf("%d requests", n)
+	}
+}

@@ -119,6 +119,7 @@ func listVolumes(ctx context.Context, b objectstore.Bucket) ([]uuid.UUID, error)
 // Inspect describes one volume, ErrNoVolume if the bucket holds nothing of it. See List.
 func Inspect(ctx context.Context, b objectstore.Bucket, id uuid.UUID, verify bool) (VolumeInfo, error) {
 	v := VolumeInfo{ID: id}
+	b = &steady{Bucket: b}
 	w := &walker{b: b, id: id, maxEpoch: math.MaxUint64, maxGeneration: math.MaxUint64, skipEntries: !verify}
 	fences := make(map[uint64]uint64)
 	w.onFence = func(p Position) { fences[p.Epoch] = p.Seq }
