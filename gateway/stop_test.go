@@ -74,6 +74,7 @@ func TestStopWithDeafInitiators(t *testing.T) {
 			t.Fatalf("%s: %v", name, err)
 		}
 		t.Cleanup(s.Kill)
+		t.Cleanup(func() { _ = deaf.Close() }) // before that
 		l, err := s.OpenLUN(t.Context(), 0)
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
