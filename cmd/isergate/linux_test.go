@@ -91,10 +91,19 @@ func (l *linux) run(transport, script string) string {
 	return out
 }
 
-// calm wants the kernel to have complained of nothing since the guest booted.
+// calm wants the kernel to have complained of nothing since the guest booted, but for what soft-iWARP does to itself: a CRC that comes in two
+// pieces it puts together wrongly (iser/lab/DESIGN.md), which ends the connection.
 func (l *linux) calm() {
 	l.t.Helper()
+	own := 0 // lines that such an end may still explain
 	for line := range strings.Lines(l.Console()) {
+		if own--; strings.Contains(line, "siw: crc error") {
+			own = 4
+		}
+		if own > 0 && strings.Contains(line, "QP fatal") {
+			l.t.Logf("soft-iWARP lost a CRC: %s", line)
+			continue
+		}
 		for _, word := range []string{"I/O error", "conn error", "orruption", "timing out", "QP fatal", "BUG:"} {
 			if strings.Contains(line, word) {
 				l.t.Errorf("the kernel says: %s", line)
