@@ -102,7 +102,7 @@ type iserMover struct {
 	recvs   []rdma.RecvWR
 	slotMR  rdma.MR
 	windows []rdma.Window
-	tasks   []task // the session's; of them, only what a mover keeps
+	table   []task // the session's; of them, only what a mover keeps
 
 	// Owned by who has the role of recv.
 	up       upcalls
@@ -113,6 +113,8 @@ type iserMover struct {
 
 	kick chan struct{} // capacity 1: wakes the sender goroutine
 	stop chan struct{} // closed when run ends
+
+	tasks atomic.Int32 // outstanding commands
 
 	mu       sync.Mutex // guards all below
 	idle     sync.Cond  // flushing became false
@@ -163,9 +165,9 @@ func (m *iserMover) invalidated(h *pdu.Header, key uint32) error {
 		return protocolError("%v invalidates an STag", h.Opcode())
 	case !m.remoteInv:
 		return protocolError("Send with Invalidate, which was not agreed on")
-	case i >= len(m.tasks):
+	case i >= len(m.table):
 		return protocolError("Send with Invalidate for an unknown task")
-	case key == 0 || !m.tasks[i].move.key.CompareAndSwap(key, 0):
+	case key == 0 || !m.table[i].move.key.CompareAndSwap(key, 0):
 		return protocolError("the invalidated STag is not that of the task")
 	}
 	return nil
@@ -223,7 +225,7 @@ func (t *task) solicited() bool { return len(t.in) > 0 || int(t.sent) < len(t.ou
 func (m *iserMover) command(t *task, ahs []byte) {
 	x := &t.move
 	x.ahs = ahs
-	m.recv.tasks.Add(1)
+	m.tasks.Add(1)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.dead {
@@ -296,7 +298,7 @@ func (m *iserMover) end(t *task) bool {
 		m.qp.Disconnect()
 		return false
 	}
-	m.recv.tasks.Add(-1)
+	m.tasks.Add(-1)
 	key := x.key.Swap(0)
 	if key == 0 && t.refs.Load() == 1 {
 		return true
@@ -325,7 +327,9 @@ func (m *iserMover) finish(t *task) {
 		x.bounce = piece{}
 	}
 	x.mem, x.mr, x.ahs = nil, nil, nil
-	x.key.Store(0)
+	if x.key.Load() != 0 {
+		x.key.Store(0)
+	}
 	x.posted.Store(false)
 	x.over = false
 }
@@ -508,7 +512,7 @@ func (m *iserMover) bind(items []item) {
 		if len(it.t.in) > 0 {
 			access = rdma.RemoteWrite
 		}
-		m.add(rdma.SendWR{ID: it.seq, Op: rdma.OpBind, Bind: rdma.Bind{Window: x.win, MR: x.mr, Buf: x.mem[x.exposed:], Access: access}}, false)
+		m.add(it.seq, rdma.OpBind, false).Bind = rdma.Bind{Window: x.win, MR: x.mr, Buf: x.mem[x.exposed:], Access: access}
 	}
 	if len(m.wrs) == 0 {
 		return
@@ -523,23 +527,26 @@ func (m *iserMover) bind(items []item) {
 	}
 }
 
-// add appends a work request; signaled asks for its completion.
-func (m *iserMover) add(wr rdma.SendWR, signaled bool) {
+// add appends an empty work request to wrs, of which there are sendSlots at most; signaled asks for its completion.
+func (m *iserMover) add(id uint64, op rdma.Opcode, signaled bool) *rdma.SendWR {
+	m.wrs = m.wrs[:len(m.wrs)+1]
+	wr := &m.wrs[len(m.wrs)-1]
+	*wr = rdma.SendWR{ID: id, Op: op}
 	if m.unsignaled++; signaled || m.unsignaled == signalEvery {
-		wr.Flags |= rdma.Signaled
+		wr.Flags = rdma.Signaled
 		m.unsignaled = 0
 	}
-	m.wrs = append(m.wrs, wr)
+	return wr
 }
 
 // build makes the work request of an item.
 func (m *iserMover) build(it *item) {
 	if it.op == itemInvalidate {
-		m.add(rdma.SendWR{ID: it.seq, Op: rdma.OpLocalInvalidate, RKey: it.key}, true)
+		m.add(it.seq, rdma.OpLocalInvalidate, true).RKey = it.key
 		return
 	}
 	if it.op == itemNudge {
-		m.add(rdma.SendWR{ID: it.seq, Op: rdma.OpWrite}, false)
+		m.add(it.seq, rdma.OpWrite, false)
 		return
 	}
 	s := m.slots[it.seq%sendSlots].buf
@@ -585,12 +592,12 @@ func (m *iserMover) build(it *item) {
 		h.SetDataLength(len(data))
 	}
 	pad := pdu.Padding(len(data))
-	at := len(m.wrs) * sendSGEs
+	at := len(m.wrs) * sendSGEs // of what add returns
 	sge := m.sges[at : at : at+sendSGEs]
 	key := m.slotMR.LKey()
-	wr := rdma.SendWR{ID: it.seq, Op: rdma.OpSend}
+	wr := m.add(it.seq, rdma.OpSend, it.ref != nil)
 	if inline {
-		wr.Flags = rdma.Inline
+		wr.Flags |= rdma.Inline
 		sge = append(sge, rdma.SGE{Buf: s[:n]})
 		if len(data) > 0 {
 			sge = append(sge, rdma.SGE{Buf: data})
@@ -609,11 +616,10 @@ func (m *iserMover) build(it *item) {
 			sge = append(sge, rdma.SGE{Buf: s[n : n+pad], LKey: key})
 		}
 	}
+	wr.SGE = sge
 	if it.op == itemCommand {
 		it.t.move.posted.Store(true)
 	}
-	wr.SGE = sge
-	m.add(wr, it.ref != nil)
 }
 
 func (it *item) isHello() bool { return it.op == itemControl && it.msg.hello }

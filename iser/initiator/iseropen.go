@@ -356,7 +356,7 @@ func (m *iserMover) login(ctx context.Context, o *Options) (*Login, error) {
 func (m *iserMover) attach(s *Session) {
 	m.p = &s.login.Parameters
 	m.expStatSN = s.ack
-	m.tasks = s.tasks
+	m.table = s.tasks
 	for i := range m.windows {
 		s.tasks[i].move.win = m.windows[i]
 	}

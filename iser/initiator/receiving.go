@@ -24,10 +24,9 @@ const idleAfter = 4 * time.Millisecond
 
 // receiving is who receives.
 type receiving struct {
-	role  atomic.Int32
-	tasks atomic.Int32  // outstanding commands
-	turn  chan struct{} // capacity 1: the role is handed to the mover's goroutine
-	err   error         // why receiving has ended, if another goroutine found out; set before turn
+	role atomic.Int32
+	turn chan struct{} // capacity 1: the role is handed to the mover's goroutine
+	err  error         // why receiving has ended, if another goroutine found out; set before turn
 
 	turns atomic.Uint64 // how often the role became free
 	armed atomic.Bool   // the timer runs, or its function does
@@ -44,7 +43,9 @@ func (r *receiving) init(watch func()) {
 }
 
 // acquire takes the role if it is free.
-func (r *receiving) acquire() bool { return r.role.CompareAndSwap(roleFree, roleTaken) }
+func (r *receiving) acquire() bool {
+	return r.role.Load() == roleFree && r.role.CompareAndSwap(roleFree, roleTaken)
+}
 
 // rouse implements datamover.
 func (m *iserMover) rouse() {
@@ -58,7 +59,7 @@ func (m *iserMover) leave() {
 	r := &m.recv
 	r.turns.Add(1)
 	r.role.Store(roleFree)
-	if r.tasks.Load() > 0 { // who waits for them may have seen that the role is taken
+	if m.tasks.Load() > 0 { // who waits for them may have seen that the role is taken
 		m.rouse()
 	} else if r.armed.CompareAndSwap(false, true) {
 		r.timer.Reset(idleAfter)
@@ -100,7 +101,7 @@ func (m *iserMover) receive() error {
 		if err := m.step(context.Background()); err != nil {
 			return err
 		}
-		if m.recv.tasks.Load() > 0 {
+		if m.tasks.Load() > 0 {
 			continue
 		}
 		m.leave()
