@@ -74,6 +74,9 @@ func (f *front) listen(list []config.Portal) (err error) {
 			if errors.Is(err, syscall.EADDRINUSE) {
 				advice = "stop what listens there (another iSCSI target?), or " + advice
 			}
+			if op, ok := errors.AsType[*net.OpError](err); ok {
+				err = op.Err // the rest of it names the address once more
+			}
 			return fmt.Errorf("portal %s: %w: %s", p.Listen, err, advice)
 		}
 		l, err := portal.Serve(nl, portal.Options{Transport: transport, ISER: f.portals.iser, Metrics: f.portals.metrics, Logger: f.n.log})
