@@ -50,13 +50,13 @@ var damaging = []faultproxy.Fault{faultproxy.CorruptGet, faultproxy.ShortAnswer}
 
 // storeRules are the faults of one round: much of some, and a little of all.
 func storeRules(rng *rand.Rand, much []faultproxy.Fault) []faultproxy.Rule {
-	hold := time.Duration(50+rng.IntN(500)) * time.Millisecond
+	hold, share := time.Duration(50+rng.IntN(500))*time.Millisecond, 250
 	if os.Getenv("ISERGATE_LONG") == "1" && rng.IntN(10) == 0 {
-		hold = time.Duration(1+rng.IntN(100)) * time.Second // beyond the gateway's own time-outs
+		hold, share = time.Duration(1+rng.IntN(100))*time.Second, 1 // beyond the gateway's own time-outs, and therefore few
 	}
 	var rules []faultproxy.Rule
 	for _, f := range much {
-		r := faultproxy.Rule{Faults: []faultproxy.Fault{f}, PerMille: 100 + rng.IntN(250), Hold: hold, Age: 10 * time.Second}
+		r := faultproxy.Rule{Faults: []faultproxy.Fault{f}, PerMille: share/3 + 10 + rng.IntN(share), Hold: hold, Age: 10 * time.Second}
 		switch {
 		case slices.Contains(damaging, f):
 			r.PerMille = 40
@@ -65,7 +65,7 @@ func storeRules(rng *rand.Rand, much []faultproxy.Fault) []faultproxy.Rule {
 		}
 		rules = append(rules, r)
 	}
-	return append(rules, faultproxy.Rule{PerMille: 5 + rng.IntN(45), Hold: hold, Age: 10 * time.Second})
+	return append(rules, faultproxy.Rule{PerMille: 5 + rng.IntN(1+share/6), Hold: hold, Age: 10 * time.Second})
 }
 
 // retried runs a command until it succeeds: what a person does while a store is in trouble. It returns what the command said in vain.
