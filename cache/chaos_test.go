@@ -121,6 +121,9 @@ func (b impatient) PutIfAbsent(ctx context.Context, key string, body []byte) err
 func (b impatient) Get(ctx context.Context, key string, limit int64) ([]byte, error) {
 	return within(ctx, func(ctx context.Context) ([]byte, error) { return b.Bucket.Get(ctx, key, limit) })
 }
+func (b impatient) Head(ctx context.Context, key string) (objectstore.Info, error) {
+	return within(ctx, func(ctx context.Context) (objectstore.Info, error) { return b.Bucket.Head(ctx, key) })
+}
 func (b impatient) GetRange(ctx context.Context, key string, off int64, into []byte) (int, error) {
 	return within(ctx, func(ctx context.Context) (int, error) { return b.Bucket.GetRange(ctx, key, off, into) })
 }
@@ -173,6 +176,11 @@ func (c *chaos) open(w *world) *Engine {
 		o.JournalBytes = 4 << 20
 	}
 	e, err := Open(c.t.Context(), o)
+	if err == nil {
+		e.arena.SetMangle(true)
+		e.readArena.SetMangle(true)
+		e.reads.SetMangle(true)
+	}
 	if err != nil {
 		c.t.Fatal(err)
 	}

@@ -176,6 +176,11 @@ func (w testWriter) Write(b []byte) (int, error) {
 func (w *world) open(t *testing.T) *Engine {
 	t.Helper()
 	e, err := Open(t.Context(), w.options(t))
+	if err == nil {
+		e.arena.SetMangle(true)
+		e.readArena.SetMangle(true)
+		e.reads.SetMangle(true)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}

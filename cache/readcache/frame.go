@@ -229,3 +229,10 @@ func (c *Cache) fill(ctx context.Context, k ckey, home chan struct{}, fetch func
 	f.n = n
 	return f, true, nil
 }
+
+// SetMangle makes the cache overwrite frames that become free, so that late readers of them see garbage.
+func (c *Cache) SetMangle(on bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.poison = on
+}
