@@ -21,11 +21,12 @@ func (v *Volume) attach(ctx context.Context) error {
 	want := volumelog.Want{
 		Epoch: v.epoch, Generation: v.generation, Writer: v.destage.identity,
 		Attributes: volumelog.Attributes{Name: v.cfg.Name, SizeBytes: uint64(at.Size), BlockSize: uint32(v.cfg.BlockSize)},
-		From:       at.Position, FromLSN: uint64(at.LSN), Holds: uint64(v.local.get().LSN),
+		From:       at.Position, FromLSN: uint64(at.LSN), Holds: uint64(v.destage.began),
 	}
 	bucket := v.cfg.Bucket
 	v.mu.RUnlock()
 	t := v.takeOver()
+	t.holds = want.Holds
 	w, state, err := volumelog.Attach(ctx, bucket, v.id, want, t.replay())
 	if errors.Is(err, volumelog.ErrAhead) {
 		return fmt.Errorf("%w: %w", ErrDamaged, err)
@@ -41,11 +42,38 @@ func (v *Volume) attach(ctx context.Context) error {
 // step, not over the waiting for the store. While a checkpoint is being loaded the home map is
 // marked as incomplete, also on disk.
 type takeOver struct {
-	v    *Volume
-	base homeMeta // where the loaded checkpoint stands
+	v     *Volume
+	holds uint64    // the last LSN that the node had when the epoch began: what the bucket has above it is another write
+	recs  []pending // of the journal, while they are not in the destage queue
+	base  homeMeta  // where the loaded checkpoint stands
 }
 
-func (v *Volume) takeOver() *takeOver { return &takeOver{v: v} }
+func (v *Volume) takeOver() *takeOver { return &takeOver{v: v, holds: math.MaxUint64} }
+
+// agrees returns an error if what the bucket holds up to lsn, of an epoch and before, cannot be what the journal holds under the same LSNs. A write
+// is put in its own epoch or a later one. Where the bucket has another one in its place, the data directory was set back, and the volume
+// went on from there: neither of the two may pass for the other.
+func (t *takeOver) agrees(lsn, epoch uint64) error {
+	const advice = "this node's data directory was set back; restore the volume from its bucket"
+	if lsn > t.holds {
+		return fmt.Errorf("%w: the bucket holds LSN %d, this node %d when it began: %w: %s", ErrDamaged, lsn, t.holds, volumelog.ErrAhead, advice)
+	}
+	d := &t.v.destage
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, recs := range [][]pending{t.recs, d.queue} {
+		for i := range recs {
+			rec := &recs[i].rec
+			if rec.LSN > lsn {
+				break
+			}
+			if rec.Epoch > epoch {
+				return fmt.Errorf("%w: LSN %d was written in epoch %d, and the bucket has it from epoch %d: %s", ErrDamaged, rec.LSN, rec.Epoch, epoch, advice)
+			}
+		}
+	}
+	return nil
+}
 
 func (t *takeOver) replay() volumelog.Replay {
 	return volumelog.Replay{Reset: t.reset, Entry: t.entry, Apply: t.apply}
@@ -53,6 +81,11 @@ func (t *takeOver) replay() volumelog.Replay {
 
 func (t *takeOver) reset(m *volumelog.Manifest) error {
 	v := t.v
+	if m != nil {
+		if err := t.agrees(m.LSN, m.Position.Epoch); err != nil {
+			return err
+		}
+	}
 	v.destage.apply.Lock()
 	defer v.destage.apply.Unlock()
 	if m == nil && v.home.at.LSN == 0 && !v.home.at.Loading {
@@ -82,6 +115,9 @@ func (t *takeOver) entry(en volumelog.Entry) error {
 
 func (t *takeOver) apply(h *volumelog.Header) error {
 	v := t.v
+	if err := t.agrees(h.LastLSN, h.Epoch); err != nil {
+		return err
+	}
 	xs := make([]extent.Extent, len(h.Extents))
 	for i, e := range h.Extents {
 		var err error
@@ -116,10 +152,8 @@ func (t *takeOver) finish(w *volumelog.Writer, state volumelog.State) {
 	d.apply.Lock()
 	defer d.apply.Unlock()
 	t.loaded()
-	at := v.home.at
-	at.Position, at.LSN, at.Time = state.Position, LSN(state.LSN), state.Time
-	v.setHome(at)
-	d.writer, d.nextSeq, d.size = w, state.Position.Seq, at.Size
+	v.passed(LSN(state.LSN), state.Time, state.Position) // a checkpoint may be all that was replayed
+	d.writer, d.nextSeq, d.size = w, state.Position.Seq, v.home.at.Size
 }
 
 // clearHome empties a home map of which nothing is known.
@@ -173,6 +207,7 @@ func (v *Volume) loadHome(ctx context.Context, r *replayed) error {
 		return err
 	}
 	t := v.takeOver()
+	t.recs = r.recs
 	w, state, err := volumelog.Attach(ctx, bucket, v.id, want, t.replay())
 	if err != nil {
 		return err
@@ -278,6 +313,7 @@ func (e *Engine) Forget(ctx context.Context, id [16]byte, bucket objectstore.Buc
 	e.mu.Unlock()
 	if v != nil {
 		v.close()
+		v.epochNow() // waits for who has v.mu: what is submitted comes before the note
 		select {
 		case <-v.destage.idle:
 		case <-ctx.Done():

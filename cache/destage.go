@@ -44,6 +44,7 @@ type destager struct {
 
 	// What follows belongs to the loop and, after attach, to advance under apply.
 	identity volumelog.Identity // of this epoch
+	began    LSN                // the last one before this epoch: what the bucket has above it is not ours
 	writer   *volumelog.Writer
 	nextSeq  uint64
 	size     int64 // of the volume, as of the last record that was cut

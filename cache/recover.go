@@ -292,30 +292,49 @@ func (v *Volume) adopt(r *replayed) error {
 	return nil
 }
 
-// begin starts an epoch: it is durable before anything is served in it.
-func (v *Volume) begin(ctx context.Context, epoch uint64) error {
+// fence has the journal say that the volume stands at its last LSN, in its epoch. It takes no LSN: the next write continues from it.
+func (v *Volume) fence() (*op, error) {
+	v.mu.Lock() // as in submit: what is submitted before it has no higher LSN
+	defer v.mu.Unlock()
+	if o := v.down.Load(); o != nil && o.state != StateOpening {
+		return nil, o.err
+	}
 	o := v.newOp()
-	v.mu.Lock()
-	v.epoch = epoch
-	o.entry.Record = journal.Record{Volume: v.id, Kind: journal.KindFence, Epoch: epoch, Offset: v.generation}
-	o.entry.Record.LSN = uint64(v.next) // it takes none: it continues from the last
-	v.mu.Unlock()
+	o.entry.Record = journal.Record{Volume: v.id, Kind: journal.KindFence, Epoch: v.epoch, Offset: v.generation, LSN: uint64(v.next)}
 	if v.lost.Load() {
 		o.entry.Record.Flags = flagLost
 	}
 	o.entry.User = o
 	o.holders.Add(1)
-	err := v.e.journal.Submit(&o.entry)
-	if err == nil {
-		select {
-		case err = <-o.done:
-		case <-ctx.Done():
-			err = ctx.Err()
-		}
-	} else {
+	if err := v.e.journal.Submit(&o.entry); err != nil {
 		o.holders.Add(-1)
+		o.leave()
+		return nil, err
+	}
+	return o, nil
+}
+
+// fenced waits until a fence is synced.
+func (o *op) fenced(ctx context.Context) (err error) {
+	select {
+	case err = <-o.done:
+	case <-ctx.Done():
+		err = ctx.Err()
 	}
 	o.leave()
+	return err
+}
+
+// begin starts an epoch: it is durable before anything is served in it.
+func (v *Volume) begin(ctx context.Context, epoch uint64) error {
+	v.mu.Lock()
+	v.epoch = epoch
+	v.destage.began = v.next
+	v.mu.Unlock()
+	o, err := v.fence()
+	if err == nil {
+		err = o.fenced(ctx)
+	}
 	if err == nil {
 		// From here on an absent home map means a lost one, and another journal a lost journal.
 		v.destage.apply.Lock()
@@ -337,6 +356,7 @@ func (v *Volume) begin(ctx context.Context, epoch uint64) error {
 		return err
 	}
 	go v.run(v.ctx)
+	v.e.space.wake()
 	return nil
 }
 

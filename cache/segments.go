@@ -45,6 +45,14 @@ func (s *segments) upTo(gen uint64) (lsn LSN, any bool) {
 	return lsn, any
 }
 
+// beyond reports whether the volume has something in a segment after gen.
+func (s *segments) beyond(gen uint64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := len(s.list)
+	return n > 0 && s.list[n-1].gen > gen
+}
+
 // drop forgets the segments up to gen.
 func (s *segments) drop(gen uint64) {
 	s.mu.Lock()

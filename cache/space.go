@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/isergate/isergate/cache/homemap"
+	"github.com/isergate/isergate/cache/journal"
 	"github.com/isergate/isergate/objectstore/volumelog"
 )
 
@@ -124,8 +125,8 @@ func (e *Engine) reclaim(ctx context.Context) error {
 			if _, any := v.segs.upTo(gen); !any {
 				continue
 			}
-			if o := v.down.Load(); o != nil && o.state != StateOpening {
-				return nil // its records stay as they are, whatever they are worth
+			if v.serving() != nil {
+				return nil // its records stay as they are, whatever they are worth; one that is being opened comes to it later
 			}
 			covered, err := v.checkpointHome(ctx, gen)
 			if errors.Is(err, homemap.ErrClosed) {
@@ -135,6 +136,11 @@ func (e *Engine) reclaim(ctx context.Context) error {
 				return err
 			}
 		}
+		if err := e.stand(ctx, all, gen); errors.Is(err, ErrClosed) {
+			return nil
+		} else if err != nil {
+			return err
+		}
 		if err := e.journal.Release(gen); err != nil {
 			return err
 		}
@@ -142,6 +148,38 @@ func (e *Engine) reclaim(ctx context.Context) error {
 			v.segs.drop(gen)
 		}
 	}
+}
+
+// stand keeps the journal saying where each volume stands when the segments up to gen are released: with nothing of a volume in the journal, a home
+// map that lost its last checkpoints could not be told from one that is up to date.
+func (e *Engine) stand(ctx context.Context, all []*Volume, gen uint64) (err error) {
+	var fences []*op
+	settle := func() (err error) {
+		for _, o := range fences {
+			err = errors.Join(err, o.fenced(ctx))
+		}
+		fences = fences[:0]
+		return err
+	}
+	for _, v := range all {
+		if _, any := v.segs.upTo(gen); !any || v.segs.beyond(gen) {
+			continue
+		}
+		o, err := v.fence()
+		if errors.Is(err, journal.ErrFull) && len(fences) > 0 { // one batch takes less than each by itself
+			if err = settle(); err == nil {
+				o, err = v.fence()
+			}
+		}
+		if errors.Is(err, journal.ErrFull) {
+			continue // what is released makes the room
+		}
+		if err != nil {
+			return errors.Join(err, settle())
+		}
+		fences = append(fences, o)
+	}
+	return settle()
 }
 
 // checkpointHome makes the home map durable up to all that the volume has in the segments up to

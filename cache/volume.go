@@ -258,7 +258,7 @@ func (v *Volume) markOf(level Level) *mark {
 	return nil
 }
 
-// Flush returns when everything acknowledged before the call has reached the flush
+// Flush returns when everything acknowledged or readable before the call has reached the flush
 // level. The first flush after acknowledged writes were lost returns ErrLostWrites, once.
 func (v *Volume) Flush(ctx context.Context) error {
 	if err := v.serving(); err != nil {
@@ -271,7 +271,8 @@ func (v *Volume) Flush(ctx context.Context) error {
 		}
 		return ErrLostWrites
 	}
-	return v.reach(ctx, v.policy.Load().Flush, v.acked.get().LSN)
+	// What the journal has is readable before its writer has been answered.
+	return v.reach(ctx, v.policy.Load().Flush, max(v.acked.get().LSN, v.local.get().LSN))
 }
 
 // reach waits until lsn is at level, or for as long as the policy allows: then it

@@ -186,12 +186,13 @@ func (o *op) abandon() {
 // the middle of a sync. After an error the op is gone.
 func (o *op) submit(rec journal.Record, due Level) (LSN, error) {
 	v := o.v
+	rec.Volume = v.id
+	v.mu.Lock() // SetPolicy knows that what is early was submitted before it, Forget that nothing is submitted after it
 	if err := v.serving(); err != nil {
+		v.mu.Unlock()
 		o.abandon()
 		return 0, err
 	}
-	rec.Volume = v.id
-	v.mu.Lock() // SetPolicy knows that what is early was submitted before it
 	rec.Epoch = v.epoch
 	lsn := v.next + 1
 	rec.LSN = uint64(lsn)
