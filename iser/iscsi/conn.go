@@ -38,6 +38,7 @@ type conn struct {
 	gone      bool        // guarded by s.mu: takes no more commands
 	replaced  bool        // guarded by s.mu: another connection takes its place
 	hurry     *time.Timer // guarded by s.mu: calls hurryUp; nil: none of its tasks is watched
+	around    progress    // guarded by s.mu: of the time when hurryUp was called last
 	loggedOut atomic.Bool
 
 	// speech decides what may be sent that is no answer of login; see say.

@@ -8,7 +8,22 @@ import (
 // A command that was aborted, or was to be but is responding already, or that a stop waits for, may wait for its initiator: to read
 // what is on its way, to answer an RDMA Read. What was posted cannot be called back, so the connection is closed if that takes longer than
 // AbortWait: a reset of the unit by another initiator, PREEMPT AND ABORT and a stop do not depend on one that reads nothing. A command that
-// waits for its medium is not affected, nor one that makes progress.
+// waits for its medium is not affected, nor one that makes progress. One that waits behind others of its connection that do has maxPatience
+// times as long.
+const maxPatience = 4
+
+// progress changes whenever a command of a connection does anything that has to do with its initiator.
+type progress struct{ moves, window uint32 }
+
+func (c *conn) progressLocked() progress {
+	p := progress{window: c.s.max.Load()} // which moves with each command that ends
+	for _, t := range c.s.tasks {
+		if t.c == c {
+			p.moves += t.moves.Load()
+		}
+	}
+	return p
+}
 
 // enterMover and leaveMover are around every call of the Datamover that may wait for the initiator. A Task makes one at a time.
 func (t *Task) enterMover() { t.moves.Add(1) }
@@ -22,7 +37,8 @@ func (t *Task) hurryLocked() {
 	}
 	t.hurried, t.moved = time.Now(), t.moves.Load()
 	if c := t.c; c.hurry == nil {
-		c.hurry = time.AfterFunc(c.srv.opt.AbortWait, c.hurryUp)
+		c.around = c.progressLocked()
+		c.hurry = time.AfterFunc(c.srv.opt.AbortWait/2, c.hurryUp)
 	}
 }
 
@@ -35,31 +51,30 @@ func (s *session) hurry() {
 	}
 }
 
-// hurryUp closes the connection if one of the tasks that are watched has been in the same call of the Datamover for AbortWait.
+// hurryUp closes the connection if one of the tasks that are watched has been in one call of the Datamover for too long. It looks every half of
+// AbortWait.
 func (c *conn) hurryUp() {
-	s := c.s
-	wait := c.srv.opt.AbortWait
+	s, wait := c.s, c.srv.opt.AbortWait
 	s.mu.Lock()
-	next := time.Duration(0)
-	stuck := false
-	now := time.Now()
+	now, around := time.Now(), c.progressLocked()
+	quiet := around == c.around
+	c.around = around
+	watched, stuck := false, false
 	for _, t := range s.tasks {
 		if t.c != c || t.hurried.IsZero() {
 			continue
 		}
-		left := wait - now.Sub(t.hurried)
-		if left <= 0 {
-			moves := t.moves.Load()
-			stuck = stuck || moves == t.moved && moves%2 == 1
-			t.hurried, t.moved, left = now, moves, wait
+		watched = true
+		if moves := t.moves.Load(); moves != t.moved || moves%2 == 0 {
+			t.hurried, t.moved = now, moves
+			continue
 		}
-		if next == 0 || left < next {
-			next = left
-		}
+		age := now.Sub(t.hurried)
+		stuck = stuck || age >= wait && quiet || age >= maxPatience*wait
 	}
 	c.hurry = nil
-	if next > 0 && !stuck {
-		c.hurry = time.AfterFunc(next, c.hurryUp)
+	if watched && !stuck {
+		c.hurry = time.AfterFunc(wait/2, c.hurryUp)
 	}
 	s.mu.Unlock()
 	if stuck {
