@@ -15,6 +15,7 @@ import (
 	"github.com/isergate/isergate/cache/vfs"
 	"github.com/isergate/isergate/objectstore"
 	"github.com/isergate/isergate/objectstore/faulty"
+	"github.com/isergate/isergate/objectstore/volumelog"
 )
 
 // A cache directory that is older than the bucket: the disk of a virtual machine was rolled back, or a disk lost what it had synced. What is written
@@ -349,4 +350,48 @@ func (b *oldMaps) life(w *world, rng *rand.Rand, first bool) *world {
 	mu.Unlock()
 	_ = e.Close(t.Context())
 	return next
+}
+
+// What a checkpoint of the bucket holds is not destaged again, also if nothing follows it there.
+func TestTakenOverFromACheckpointAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		cfg := w.config("a", 1)
+		e := w.open(t)
+		v := create(t, e, cfg)
+		put(t, v, 0, 4096, 1)
+		if err := e.Drain(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		old := w.store.CrashClone()
+		for i := range byte(3) {
+			put(t, v, 4096, 4096, 2+i)
+			if err := v.Wait(t.Context(), Object); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := v.checkpointBucket(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		closeEngine(t, e)
+		w.store = old
+		if err := w.bucket.Delete(t.Context(), volumelog.LogKey(cfg.ID, volumelog.Position{Epoch: 1, Seq: 2})); err != nil { // collected
+			t.Fatal(err)
+		}
+		e = w.open(t)
+		defer closeEngine(t, e)
+		v, err := e.Volume(t.Context(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		put(t, v, 8192, 4096, 9)
+		if err := v.Wait(t.Context(), Object); err != nil {
+			t.Fatal(err)
+		}
+		wantBytes(t, v, 0, 4096, 1)
+		wantBytes(t, v, 4096, 4096, 4)
+		if s := v.Status(); s.DirtyBytes != 0 || s.Watermarks.Object.LSN != 5 {
+			t.Fatalf("%+v", s)
+		}
+	})
 }
