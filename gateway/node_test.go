@@ -583,7 +583,7 @@ func TestAttachRules(t *testing.T) {
 		t.Fatal("an outage keeps a known store from being attached:", err)
 	}
 	down, garbling = false, true
-	if b, err = attach(false); err != nil {
+	if _, err = attach(false); err != nil {
 		t.Fatal("damage on the way keeps a known store from being attached:", err)
 	}
 	if conditional, _ := b.describe(); conditional != "honoured" {
