@@ -208,3 +208,60 @@ func BenchmarkRead(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkFrames: a response to a read of 4 KiB, an RDMA Write and a Send with Invalidate, from posting to bytes and from bytes to the completion, without sockets.
+func BenchmarkFrames(b *testing.B) {
+	for _, crc := range []bool{false, true} {
+		b.Run(fmt.Sprintf("crc=%v", crc), func(b *testing.B) {
+			d := newDomain()
+			mem := make([]byte, 64<<10)
+			mr, err := d.Register(mem, rdma.LocalWrite)
+			if err != nil {
+				b.Fatal(err)
+			}
+			w, err := d.AllocWindow()
+			if err != nil {
+				b.Fatal(err)
+			}
+			q := queues{tags: newTagTable()}
+			q.recvs.init(4, true)
+			q.reads.init(1)
+			q.resps.init(1)
+			var r receiver
+			take(&r)
+			r.init(crc, 0, &q)
+			r.opened = true
+			var s sender
+			s.init(crc, false, maxULPDU)
+			s.out = getOut()
+			data, status := []rdma.SGE{{Buf: mem[8192:12288]}}, []rdma.SGE{{Buf: mem[:commandLen]}}
+			recv := []rdma.RecvWR{{SGE: []rdma.SGE{{Buf: mem[4096:8192], LKey: mr.LKey()}}}}
+			bind := rdma.Bind{Window: w, MR: mr, Buf: mem[16384:20480], Access: rdma.RemoteWrite}
+			var m message
+			var e event
+			b.SetBytes(4096)
+			b.ReportAllocs()
+			for b.Loop() {
+				key, _, bound, err := q.tags.reserve(&bind, true)
+				if err != nil || !bound {
+					b.Fatal(bound, err)
+				}
+				if _, err := q.recvs.post(recv); err != nil {
+					b.Fatal(err)
+				}
+				s.out, s.mark = s.out[:0], 0
+				m.cur.reset(data)
+				s.start(&m, segment{op: opWrite, tagged: true, stag: key, to: w.Addr()})
+				s.whole(&m)
+				m.cur.reset(status)
+				s.start(&m, segment{op: opSendInvalidate, queue: queueSend, stag: key})
+				s.whole(&m)
+				r.from, r.to = 0, copy(r.buf, s.out)
+				if !r.step(&e) || e.kind != eventReceived || !e.wc.Invalidated {
+					b.Fatalf("%+v", e)
+				}
+				q.recvs.pop()
+			}
+		})
+	}
+}

@@ -28,6 +28,7 @@ type end struct {
 	peer  rdma.ConnParams
 	// separate is for receives if they have a completion queue of their own.
 	separate rdma.CQ
+	anyOrder bool
 }
 
 const endBytes = 1 << 20
@@ -75,7 +76,7 @@ func (e *end) attr() rdma.QPAttr {
 	if e.separate != nil {
 		recv = e.separate
 	}
-	return rdma.QPAttr{SendCQ: e.cq, RecvCQ: recv, MaxSend: 64, MaxRecv: 64, MaxSendSGE: 4, MaxRecvSGE: 4, MaxInline: 256}
+	return rdma.QPAttr{SendCQ: e.cq, RecvCQ: recv, MaxSend: 64, MaxRecv: 64, MaxSendSGE: 4, MaxRecvSGE: 4, MaxInline: 256, RecvAnyOrder: e.anyOrder}
 }
 
 func (e *end) create(c rdma.Endpoint) {

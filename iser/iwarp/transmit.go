@@ -9,8 +9,8 @@ import (
 	"github.com/isergate/isergate/iser/rdma"
 )
 
-// There is one who encodes and writes at a time, and has set writing: whoever posts, if nobody does and the socket takes it at
-// once; the goroutine write from where that would wait. So a lone message costs no wake-up, and a post never waits for the peer.
+// There is one who writes at a time, and has set writing: whoever posts, if nobody does and the socket takes it at once; the goroutine write from where that would wait. So a
+// lone message costs no wake-up, and a post never waits for the peer. What is small is encoded by who posts it, also while somebody writes; all else by who writes.
 
 // inlineBytes is how much one call of PostSend, or the receiver when it answers Reads, writes before the goroutine takes over.
 const inlineBytes = 1 << 20
