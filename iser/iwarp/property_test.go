@@ -124,7 +124,7 @@ func (s *propSide) issue(rnd *rand.Rand) error {
 		free = append(free, i)
 	}
 	sinks := make(map[uint64]int)
-	var expect []uint64 // signaled operations, in order
+	var expect []uint64                    // signaled operations, in order
 	flush := func() { s.qp.PostSend(nil) } // what was posted with More; an error is found where it matters
 	reap := func() error {
 		flush()
