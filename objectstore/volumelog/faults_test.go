@@ -572,7 +572,7 @@ func TestOneBadAnswer(t *testing.T) {
 		"short":        func(p []byte) int { return len(p) / 2 },
 	} {
 		t.Run(name, func(t *testing.T) {
-			for n := range 40 {
+			for n := range 20 {
 				bad.spoil, bad.nth, bad.seen = spoil, n, 0
 				img := newImage(t, bad, id)
 				epoch++
@@ -750,7 +750,7 @@ func TestOutageEndsWhileReadingBack(t *testing.T) {
 func TestSomeRequestsAreRefused(t *testing.T) {
 	b, id := newMemBucket(), uuid.New()
 	a, _ := attach(t, b, id, want(1, 1, 0), "a")
-	a.puts(300)
+	a.puts(150)
 	var mu sync.Mutex
 	n, every := 0, 10
 	b.hook = func(string, string) error {
@@ -762,14 +762,14 @@ func TestSomeRequestsAreRefused(t *testing.T) {
 		return nil
 	}
 	info, err := Inspect(ctx, b, id, true)
-	if err != nil || info.Err != nil || info.LSN != 300 {
+	if err != nil || info.Err != nil || info.LSN != 150 {
 		t.Fatalf("%+v, %v", info, err)
 	}
 	_, state, err := Restore(ctx, b, id, NewIdentity(uuid.New()), Replay{})
-	if err != nil || state.LSN != 300 {
+	if err != nil || state.LSN != 150 {
 		t.Fatalf("%+v, %v", state, err)
 	}
-	if _, state, err = Attach(ctx, b, id, want(state.Epoch+1, state.Generation, 300), Replay{}); err != nil || state.LSN != 300 {
+	if _, state, err = Attach(ctx, b, id, want(state.Epoch+1, state.Generation, 150), Replay{}); err != nil || state.LSN != 150 {
 		t.Fatalf("%+v, %v", state, err)
 	}
 	n, every = 0, 1
