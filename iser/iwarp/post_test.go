@@ -2,6 +2,7 @@ package iwarp
 
 import (
 	"bytes"
+	"errors"
 	"testing"
 
 	"github.com/isergate/isergate/iser/rdma"
@@ -164,5 +165,31 @@ func TestManyWindows(t *testing.T) {
 	}
 	if tags.used != 0 || mr.Deregister() != nil {
 		t.Errorf("%d bindings are left", tags.used)
+	}
+}
+
+// What is posted and flushed while the connection ends is not sent from memory that went back: nobody writes once the queue pair has begun to clean up.
+func TestPostAtTheEnd(t *testing.T) {
+	for range 60 {
+		i, r := pair(t, overTCP, Options{}, Options{})
+		posted := make(chan error)
+		go func() {
+			for {
+				if _, err := i.qp.PostSend([]rdma.SendWR{{Op: rdma.OpSend, Flags: rdma.Inline | rdma.More, SGE: []rdma.SGE{i.sge(0, 64)}}}); err != nil && !errors.Is(err, rdma.ErrQueueFull) {
+					posted <- err
+					return
+				}
+				i.qp.PostSend(nil)
+			}
+		}()
+		i.qp.Disconnect()
+		if err := <-posted; !errors.Is(err, rdma.ErrDisconnected) {
+			t.Fatal(err)
+		}
+		for range 100 {
+			i.qp.PostSend(nil)
+		}
+		i.qp.Close()
+		r.qp.Close()
 	}
 }

@@ -339,6 +339,7 @@ func (q *queuePair) run(quit chan struct{}) {
 	for q.writing {
 		q.idle.Wait()
 	}
+	q.writing = true // for ever: what is to be written goes away
 	err = q.err
 	silent := q.held // then nothing was sent that could be destroyed
 	q.mu.Unlock()
