@@ -37,7 +37,6 @@ func (c *Conn) respondLocked(p *iscsi.PDU, tr *transfer) bool {
 		r.wrs = append(r.wrs, tr.deferred[i].wr)
 	}
 	r.wrs = append(r.wrs, reply)
-	first := q.posted
 	for i := range r.wrs {
 		w := &r.wrs[i]
 		w.ID = q.posted
@@ -51,14 +50,11 @@ func (c *Conn) respondLocked(p *iscsi.PDU, tr *transfer) bool {
 	if len(c.freed) > 0 {
 		_, err = c.qp.PostRecv(c.takeReceivesLocked())
 	}
-	done := 0
 	if err == nil {
-		done, err = c.qp.PostSend(r.wrs)
+		_, err = c.qp.PostSend(r.wrs)
 	}
 	if err != nil {
-		q.failLocked(first+uint64(done), len(r.wrs)-done)
-		q.stopLocked()
-		c.qp.Disconnect()
+		c.breakLocked()
 	}
 	for i := range tr.deferred {
 		if d := tr.deferred[i].data; d != nil {

@@ -254,21 +254,16 @@ func (c *Conn) postLocked() {
 		if len(recvs) == 0 && n == 0 || q.stopped {
 			break
 		}
-		first := q.posted
 		q.numberLocked(n)
 		c.mu.Unlock()
 		_, err := c.qp.PostRecv(recvs)
-		done := 0
 		if n > 0 && err == nil {
-			done, err = c.qp.PostSend(q.batch)
+			_, err = c.qp.PostSend(q.batch)
 		}
 		c.mu.Lock()
 		c.postedLocked()
 		if err != nil {
-			// The connection has ended, or is no use any more.
-			q.failLocked(first+uint64(done), n-done)
-			q.stopLocked()
-			c.qp.Disconnect()
+			c.breakLocked()
 			break
 		}
 		if q.posted-q.completed > sendDepth/2 {
@@ -336,19 +331,19 @@ func (c *Conn) postedLocked() {
 	clear(q.batch)
 }
 
-// failLocked ends n work requests from a number on that were not posted.
-func (q *sendQueue) failLocked(from uint64, n int) {
-	for i := range uint64(n) {
-		o := &q.owners[(from+i)%sendDepth]
-		if *o != nil {
-			(*o).finish(false)
-			*o = nil
-		}
+// breakLocked ends the connection because the queue pair did not take all that was posted: it has ended, or is no use any more. Who waits for
+// a completion is told by endLocked, and not before: what was taken may be on its way out of the memory that they would then use again. mu is held.
+func (c *Conn) breakLocked() {
+	c.q.stopped = true
+	c.qp.Disconnect()
+	if !c.ending {
+		c.ending = true
+		go c.teardown()
 	}
 }
 
-// stopLocked fails what is queued, now and later.
-func (q *sendQueue) stopLocked() {
+// endLocked fails what is queued, and what was posted and has no completion, now that nothing is in flight any more.
+func (q *sendQueue) endLocked() {
 	q.stopped = true
 	for i := range q.items {
 		if o := q.items[i].owner; o != nil {
@@ -360,10 +355,10 @@ func (q *sendQueue) stopLocked() {
 	if q.drained.pending.Load() > 0 {
 		q.drained.finish(false)
 	}
-}
-
-// endLocked is stopLocked, when nothing is in flight any more, and whoever still waits for a completion has waited enough.
-func (q *sendQueue) endLocked() {
-	q.stopLocked()
-	q.failLocked(0, sendDepth)
+	for i, o := range q.owners {
+		if o != nil {
+			o.finish(false)
+			q.owners[i] = nil
+		}
+	}
 }
