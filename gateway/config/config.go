@@ -248,9 +248,13 @@ func Load(path string, flags Flags) (Config, error) {
 		}
 		c, lines, inFile = Parse(text)
 	}
-	faults = append(faults, c.apply(flags, lines)...)
+	faults = append(faults, c.apply(flags)...)
+	given := flags.given()
 	for _, fault := range c.Complete() {
 		fault.Line = lines[fault.Key]
+		if flag, ok := given[fault.Key]; ok {
+			fault.Key, fault.Line = flag, 0
+		}
 		inFile = append(inFile, fault)
 	}
 	slices.SortStableFunc(inFile, func(a, b Fault) int { return cmp.Compare(a.Line, b.Line) })
@@ -263,22 +267,41 @@ func Load(path string, flags Flags) (Config, error) {
 	return c, nil
 }
 
-// apply lays the flags over c. A key that a flag replaced loses its line.
-func (c *Config) apply(flags Flags, lines map[string]int) (faults []error) {
-	text := func(to *string, from *string, key, flag string) {
+// given returns the flags that were given, by the keys that they replace.
+func (f Flags) given() map[string]string {
+	given := map[string]string{}
+	for _, v := range []struct {
+		value     *string
+		key, flag string
+	}{
+		{f.DataDir, "data_dir", "--data-dir"}, {f.Bucket, "bucket.url", "--bucket"},
+		{f.LogFormat, "log.format", "--log-format"}, {f.LogLevel, "log.level", "--log-level"},
+	} {
+		if v.value != nil && *v.value != "" { // an empty one replaces nothing
+			given[v.key] = v.flag
+		}
+	}
+	if f.Portals != nil {
+		given["portals"] = "--portal"
+	}
+	return given
+}
+
+// apply lays the flags over c.
+func (c *Config) apply(flags Flags) (faults []error) {
+	text := func(to *string, from *string, flag string) {
 		switch {
 		case from == nil:
 		case *from == "": // a variable of a script that is not set: the default would be a surprise
 			faults = append(faults, fmt.Errorf("%s: is empty: give it a value, or leave it out", flag))
 		default:
 			*to = *from
-			delete(lines, key)
 		}
 	}
-	text(&c.DataDir, flags.DataDir, "data_dir", "--data-dir")
-	text(&c.Bucket.URL, flags.Bucket, "bucket.url", "--bucket")
-	text(&c.Log.Format, flags.LogFormat, "log.format", "--log-format")
-	text(&c.Log.Level, flags.LogLevel, "log.level", "--log-level")
+	text(&c.DataDir, flags.DataDir, "--data-dir")
+	text(&c.Bucket.URL, flags.Bucket, "--bucket")
+	text(&c.Log.Format, flags.LogFormat, "--log-format")
+	text(&c.Log.Level, flags.LogLevel, "--log-level")
 	if flags.Open != nil {
 		c.Open = *flags.Open
 	}
@@ -287,7 +310,6 @@ func (c *Config) apply(flags Flags, lines map[string]int) (faults []error) {
 	}
 	if flags.Portals != nil {
 		c.Portals = nil
-		delete(lines, "portals")
 	}
 	for _, text := range flags.Portals {
 		p, err := ParsePortal(text)
@@ -302,7 +324,7 @@ func (c *Config) apply(flags Flags, lines map[string]int) (faults []error) {
 
 // Fault is one thing wrong with a configuration.
 type Fault struct {
-	Key  string // dotted path, for example api.tls_key; may be empty
+	Key  string // dotted path, for example api.tls_key, or the flag that set it; may be empty
 	Line int    // in the file, from 1; 0 when the value is not from the file
 	Text string
 }
@@ -441,7 +463,7 @@ func (c *Config) completeListeners(fault faultFunc) {
 			{"api.token_file", c.API.TokenFile, "a file with the token that clients present"},
 		} {
 			if need.value == "" {
-				fault(need.key, "api.listen needs %s here: the API is served on TCP only with TLS and a token", need.what)
+				fault("api.listen", "needs %s, set by %s: the API is served on TCP only with TLS and a token", need.what, need.key)
 			}
 		}
 	}
@@ -494,9 +516,8 @@ func (c *Cache) complete(demo bool, fault faultFunc) {
 		fault("cache.journal", "%s is less than four segments of %s: make the journal larger or cache.segment smaller", c.Journal, c.Segment)
 	}
 	if c.DirtyBudget == 0 {
-		c.DirtyBudget = c.Journal / 4
-	}
-	if c.DirtyBudget > c.Journal || c.DirtyBudget < minDirtyBudget {
+		c.DirtyBudget = c.Journal / 4 // enough, unless the journal is at fault
+	} else if c.DirtyBudget > c.Journal || c.DirtyBudget < minDirtyBudget {
 		fault("cache.dirty_budget", "%s is outside %s to the journal's %s", c.DirtyBudget, minDirtyBudget, c.Journal)
 	}
 	times := []struct {

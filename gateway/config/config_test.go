@@ -180,9 +180,9 @@ iser: {memory: 1MiB}
 		path + ":10: portals: portal \"127.0.0.1:1,transport=tcp,transport=tcp\": transport is there twice",
 		path + ":11: portals: portal \"127.0.0.1:1,weight=1\": only advertise=HOST:PORT and transport=",
 		path + ":12: open: \"maybe\" is neither true nor false",
-		"api.tls_cert: api.listen needs",
-		"api.tls_key: api.listen needs",
-		"api.token_file: api.listen needs",
+		path + ":14: api.listen: needs a certificate, set by api.tls_cert",
+		path + ":14: api.listen: needs a private key, set by api.tls_key",
+		path + ":14: api.listen: needs a file with the token that clients present, set by api.token_file",
 		path + ":16: debug.pprof: 0.0.0.0:6060 is not a loopback address",
 		path + ":18: cache.journal: \"10 bananas\" is no size",
 		path + ":19: cache.object_age: \"5\" is no duration",
@@ -206,13 +206,41 @@ func TestEmptyFlagsAndBucketURLs(t *testing.T) {
 			t.Errorf("missing %q in %v", want, err)
 		}
 	}
-	if _, err := Load("", Flags{Bucket: &unclear}); err == nil || !strings.HasPrefix(err.Error(), `bucket.url: parameter "endpont" is unknown`) {
+	if _, err := Load("", Flags{Bucket: &unclear}); err == nil || !strings.HasPrefix(err.Error(), `--bucket: parameter "endpont" is unknown`) {
 		t.Error(err)
+	}
+	level := "loud"
+	path := write(t, "log: {level: info}\nportals: [127.0.0.1:1]\n")
+	_, err = Load(path, Flags{LogLevel: &level, Portals: []string{"127.0.0.1:2", "127.0.0.1:2"}})
+	for _, want := range []string{"--log-level: \"loud\" is no level", "--portal: 127.0.0.1:2 is there twice"} {
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), path) {
+			t.Errorf("missing %q in %v", want, err)
+		}
 	}
 	odd := "/tmp/100% sure?"
 	c, err := Load("", Flags{DataDir: &odd})
 	if err != nil || c.Bucket.URL != "file:///tmp/100%25%20sure%3F/bucket" {
 		t.Errorf("%q, %v", c.Bucket.URL, err)
+	}
+}
+
+// A fault of a value that follows from another is not a fault of its own.
+func TestDerivedValuesHaveNoFaults(t *testing.T) {
+	for text, faults := range map[string]int{
+		"cache: {journal: 40MiB}":                        2, // too small, and less than four segments
+		"cache: {journal: 40MiB, dirty_budget: 1MiB}":    3,
+		"cache: {journal: 128MiB, segment: 32MiB}":       0,
+		"cache: {journal: 1GiB, dirty_budget: 2GiB}":     1,
+		"cache: {journal: 1GiB, dirty_budget: 16777215}": 1,
+	} {
+		_, err := Load(write(t, text), Flags{})
+		got := 0
+		if err != nil {
+			got = strings.Count(err.Error(), "\n") + 1
+		}
+		if got != faults {
+			t.Errorf("%s: %d faults, want %d: %v", text, got, faults, err)
+		}
 	}
 }
 
