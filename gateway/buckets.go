@@ -74,7 +74,8 @@ func (b *buckets) open(ctx context.Context, url string) (objectstore.Bucket, err
 	}
 	b.mu.Unlock()
 	if !found {
-		if a.err = b.attach(ctx, key, a); a.err != nil { // the next caller tries again
+		if err := b.attach(ctx, key, a); err != nil { // the next caller tries again
+			a.err = fmt.Errorf("bucket %s cannot be used: %w", key, err)
 			b.mu.Lock()
 			delete(b.attached, key)
 			b.mu.Unlock()
@@ -104,7 +105,7 @@ func (b *buckets) attach(ctx context.Context, url string, a *attachment) error {
 	if conditional != objectstore.ConditionalHonoured.String() {
 		if !b.config.SingleWriter || url != b.main {
 			_ = raw.Close()
-			return fmt.Errorf("bucket %s: %w (its answer to a conditional write: %s): use a store that honours If-None-Match, or set bucket.single_writer: true in the configuration if no other gateway can ever write to it", url, objectstore.ErrNoConditionalPut, conditional)
+			return fmt.Errorf("%w (its answer to a conditional write: %s): use a store that honours If-None-Match, or set bucket.single_writer: true in the configuration if no other gateway can ever write to it", objectstore.ErrNoConditionalPut, conditional)
 		}
 		_ = raw.Close()
 		options.SingleWriter = true

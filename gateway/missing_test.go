@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"bytes"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -51,6 +52,19 @@ func TestBucketDirectoryIsMissing(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// Why a directory will not do as a bucket is said once: where it is, and what is wrong there.
+func TestDirectoryThatIsNoBucket(t *testing.T) {
+	cfg := testConfig(t)
+	dir := strings.TrimPrefix(cfg.Bucket.URL, "file://")
+	if err := os.WriteFile(dir, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := tryNode(t, cfg, io.Discard)
+	if err == nil || strings.Count(err.Error(), dir) != 1 || strings.Count(err.Error(), "objectstore:") != 1 || !strings.Contains(err.Error(), "it is not a directory") {
+		t.Errorf("%v", err)
 	}
 }
 

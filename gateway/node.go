@@ -6,7 +6,6 @@ package gateway
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"net/http"
@@ -148,10 +147,8 @@ func (n *Node) attachBucket(ctx context.Context) error {
 	if n.buckets, err = newBuckets(n.cfg.Bucket, n.catalog, metrics, n.log); err != nil {
 		return err
 	}
-	if _, err := n.buckets.open(ctx, n.cfg.Bucket.URL); err != nil {
-		return fmt.Errorf("bucket %s cannot be used: %w", n.cfg.Bucket.URL, err)
-	}
-	return nil
+	_, err = n.buckets.open(ctx, n.cfg.Bucket.URL)
+	return err
 }
 
 func (n *Node) engineOptions() cache.Options {

@@ -27,7 +27,7 @@ func (n *Node) RestoreVolume(ctx context.Context, r api.RestoreVolume) (api.Rest
 	}
 	bucket, err := n.buckets.open(ctx, r.From)
 	if err != nil {
-		return api.Restored{}, api.Errorf(api.CodeUnavailable, "bucket %s cannot be used: %w", location, err)
+		return api.Restored{}, api.Errorf(api.CodeUnavailable, "%w", err)
 	}
 	found, err := findInBucket(ctx, bucket, r.Volume)
 	if err != nil {
@@ -130,7 +130,7 @@ func InspectBucket(ctx context.Context, url string, verify bool) ([]api.BucketVo
 	}
 	raw, err := objectstore.Open(ctx, url, objectstore.Options{})
 	if err != nil {
-		return nil, api.Errorf(api.CodeUnavailable, "%w", advised(err))
+		return nil, api.Errorf(api.CodeUnavailable, "bucket %s cannot be used: %w", location, advised(err))
 	}
 	defer raw.Close()
 	list, err := volumelog.List(ctx, objectstore.WithRetry(raw, objectstore.RetryOptions{}), verify)

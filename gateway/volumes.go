@@ -441,7 +441,7 @@ func (n *Node) finishDelete(ctx context.Context, v *volume, purge bool) (forgett
 	}
 	bucket, err := n.bucketOf(ctx, v)
 	if err != nil && purge {
-		return false, api.Errorf(api.CodeUnavailable, "volume %s was not deleted, because its bucket cannot be used: %w", v.name, err)
+		return false, api.Errorf(api.CodeUnavailable, "volume %s was not deleted: %w", v.name, err)
 	}
 	v.forgetting.Store(true)
 	if err := n.engine.Forget(ctx, v.id, bucket, purge); err != nil {
@@ -513,7 +513,9 @@ func (n *Node) WaitVolume(ctx context.Context, name string, r api.WaitVolume) (a
 
 // Drain implements api.Service.
 func (n *Node) Drain(ctx context.Context) error {
-	if err := n.engine.Drain(ctx); err != nil {
+	if err := n.engine.Drain(ctx); errors.Is(err, cache.ErrKept) {
+		return api.Errorf(api.CodeUnavailable, "everything acknowledged is in the buckets, but the journal still holds it too: %w", err)
+	} else if err != nil {
 		return api.Errorf(api.CodeUnavailable, "not everything is in the buckets: %w", err)
 	}
 	n.event("info", "drained", uuid.Nil, "everything acknowledged is in the buckets")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/x509"
 	"errors"
+	"io/fs"
 	"net"
 	"net/http"
 	"syscall"
@@ -255,6 +256,8 @@ func Advice(err error) string {
 		return "The store's certificate is for another host name: check the endpoint in the bucket URL, and add path_style=true if the bucket name is put in front of the host."
 	case errors.As(err, &dns) && dns.IsNotFound:
 		return "The store's host name does not resolve: check the endpoint in the bucket URL, DNS, and add path_style=true if the bucket name is put in front of the host."
+	case errors.Is(err, ErrNoBucket) && errors.Is(err, fs.ErrNotExist):
+		return "The bucket's directory is missing or empty: mount or restore it; the gateway keeps trying."
 	case errors.Is(err, ErrNoBucket):
 		return "The bucket does not exist: create it, or correct its name or endpoint in the bucket URL."
 	case errors.Is(err, ErrNoConditionalPut):

@@ -53,10 +53,33 @@ func OpenDir(root string) (*Dir, error) {
 func openDir(root string, sync func(*os.File) error) (*Dir, error) {
 	d := &Dir{root: filepath.Clean(root), sync: sync, durable: make(map[string]struct{})}
 	if err := d.open(); err != nil {
-		return nil, fmt.Errorf("objectstore: open directory %s: %w", d.root, withSentinel(err))
+		return nil, openFault(d.root, err)
 	}
 	return d, nil
 }
+
+// openFault says why the bucket at root cannot be opened. It does not name root, which whoever asked for it does.
+func openFault(root string, err error) error {
+	sentinel, cause := sentinelOf(err), err
+	var path *fs.PathError
+	if errors.As(err, &path) && path.Path == root {
+		cause = fmt.Errorf("%s: %w", path.Op, path.Err)
+	}
+	text := strings.TrimPrefix(cause.Error(), sentinel.Error()+": ")
+	return &dirError{text: fmt.Sprintf("objectstore: open directory: %s: %s", strings.TrimPrefix(sentinel.Error(), "objectstore: "), text), sentinel: sentinel, cause: cause}
+}
+
+// dirError is why a directory cannot be opened as a bucket.
+type dirError struct {
+	text            string
+	sentinel, cause error
+}
+
+// Error implements error.
+func (e *dirError) Error() string { return e.text }
+
+// Unwrap returns the sentinel and the cause.
+func (e *dirError) Unwrap() []error { return []error{e.sentinel, e.cause} }
 
 func (d *Dir) open() error {
 	if !filepath.IsAbs(d.root) || d.root == "/" {
@@ -88,6 +111,9 @@ func (d *Dir) makeRoot(path string) error {
 	case err == nil && info.IsDir():
 		return nil
 	case err == nil:
+		if path == d.root {
+			return fmt.Errorf("%w: it is not a directory", ErrInvalid)
+		}
 		return fmt.Errorf("%w: %s is not a directory", ErrInvalid, path)
 	case !errors.Is(err, fs.ErrNotExist):
 		return err
@@ -681,13 +707,4 @@ func sentinelOf(err error) error {
 		}
 	}
 	return causeSentinel(err)
-}
-
-// withSentinel makes err carry its sentinel.
-func withSentinel(err error) error {
-	s := sentinelOf(err)
-	if errors.Is(err, s) {
-		return err
-	}
-	return fmt.Errorf("%w: %w", s, err)
 }

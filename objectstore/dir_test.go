@@ -376,6 +376,15 @@ func TestDirOpen(t *testing.T) {
 	if _, err := OpenDir(filepath.Join(dir, "photo.jpg")); !errors.Is(err, ErrInvalid) {
 		t.Errorf("a file: %v", err)
 	}
+	for path, want := range map[string]string{
+		filepath.Join(dir, "photo.jpg"):      "objectstore: open directory: invalid request: it is not a directory",
+		dir:                                  "objectstore: open directory: invalid request: it holds other files (\"photo.jpg\") and is no bucket; name an empty or new directory",
+		dir + "/" + strings.Repeat("x", 300): "objectstore: open directory: invalid request: stat: file name too long",
+	} {
+		if _, err := OpenDir(path); err == nil || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
 	for _, path := range []string{"", "relative", "/"} {
 		if _, err := OpenDir(path); !errors.Is(err, ErrInvalid) {
 			t.Errorf("%q: %v", path, err)
@@ -453,6 +462,9 @@ func TestDirGone(t *testing.T) {
 		} {
 			if !errors.Is(err, ErrNoBucket) || errors.Is(err, ErrNotFound) {
 				t.Errorf("%s in a missing directory (empty mount point %v): %v", name, mounted, err)
+			}
+			if advice := Advice(err); !strings.Contains(advice, "directory is missing or empty: mount or restore it") {
+				t.Errorf("%s in a missing directory: %s", name, advice)
 			}
 		}
 	}
