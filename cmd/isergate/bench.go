@@ -48,7 +48,8 @@ libiscsi: LIBISCSI_CHAP_USERNAME, LIBISCSI_CHAP_PASSWORD and, for the target to 
 LIBISCSI_CHAP_TARGET_PASSWORD.
 
 What the target answers with BUSY is repeated. An operation that has not ended 10 s after --time is given up; the
-login and the look at what the unit holds may take 30 s each. What the target refuses 100 times in a row ends the run.
+login and the look at what the unit holds may take 30 s each. What the target refuses 100 times in a row, with a
+check condition or any other status but BUSY, ends the run.
 
 Exit code 0: the run is over, and no operation failed. 1: one did or was given up, none ended, a block is lost or wrong,
 the run was interrupted, or it could not begin (no connection, the login refused, no such LUN, a file system on it).
@@ -248,6 +249,9 @@ func benchError(address string, lun uint16, f benchFlags, err error) error {
 	if errors.Is(err, bench.ErrOptions) {
 		return api.Errorf(api.CodeInvalid, "%w", err)
 	}
+	if errors.Is(err, bench.ErrOverdue) {
+		return fmt.Errorf("%s: %s", address, strings.TrimPrefix(err.Error(), "bench: "))
+	}
 	if errors.Is(err, bench.ErrInUse) {
 		return fmt.Errorf("%s: %w: --force writes over it", address, err)
 	}
@@ -272,11 +276,15 @@ func benchError(address string, lun uint16, f benchFlags, err error) error {
 	return fmt.Errorf("%s: %w%s", address, err, unitHint(lun, err))
 }
 
-// unitHint says what to do about the sense data of a missing unit.
+// unitHint says what to do about the sense data of a unit that is missing or not ready.
 func unitHint(lun uint16, err error) string {
 	var status *initiator.StatusError
-	if errors.As(err, &status) && status.Sense.Is(initiator.KeyIllegalRequest, noUnit, 0) {
+	switch {
+	case !errors.As(err, &status) || status.Status != initiator.CheckCondition:
+	case status.Sense.Is(initiator.KeyIllegalRequest, noUnit, 0):
 		return fmt.Sprintf(`: the target has no LUN %d: see "isergate target list"`, lun)
+	case status.Sense.Key == initiator.KeyNotReady:
+		return fmt.Sprintf(`: LUN %d is not ready: see "isergate volume list"`, lun)
 	}
 	return ""
 }
@@ -301,7 +309,7 @@ func verdict(ctx context.Context, r *bench.Result, lun uint16) error {
 	}
 	switch {
 	case r.Permanent != nil:
-		return fmt.Errorf("the run ended early: %d of %s failed, again and again with: %w%s", r.Errors, units.Count(r.Operations+r.Errors, "operation"), r.Permanent, unitHint(lun, r.Permanent))
+		return fmt.Errorf("the run ended early, because the target refused %d operations in a row: %d of %s failed, the last with: %w%s", bench.PermanentErrors, r.Errors, units.Count(r.Operations+r.Errors, "operation"), r.Permanent, unitHint(lun, r.Permanent))
 	case r.Errors > 0:
 		return fmt.Errorf("%d of %s failed, the first with: %s%s", r.Errors, units.Count(r.Operations+r.Errors, "operation"), r.FirstError, busy)
 	case ctx.Err() != nil:

@@ -197,6 +197,7 @@ func TestBenchHints(t *testing.T) {
 // A run that measured nothing, or not all, is no success.
 func TestBenchVerdict(t *testing.T) {
 	gone := &initiator.StatusError{Status: initiator.CheckCondition, Sense: initiator.Sense{Key: initiator.KeyIllegalRequest, ASC: noUnit}}
+	away := &initiator.StatusError{Status: initiator.CheckCondition, Sense: initiator.Sense{Key: initiator.KeyNotReady, ASC: 0x04, ASCQ: 0x03}}
 	for _, c := range []struct {
 		r    bench.Result
 		text string
@@ -205,6 +206,8 @@ func TestBenchVerdict(t *testing.T) {
 		{bench.Result{Busy: 5}, "BUSY 5 times"},
 		{bench.Result{Operations: 9, Unfinished: 4, Busy: 5}, "4 operations did not end within 10s after --time; the target answered BUSY 5 times"},
 		{bench.Result{Operations: 9, Errors: 100, FirstError: gone.Error(), Permanent: gone}, "the target has no LUN 3"},
+		{bench.Result{Operations: 9, Errors: 100, FirstError: away.Error(), Permanent: away}, "ended early, because the target refused 100 operations in a row: 100 of 109 operations failed"},
+		{bench.Result{Operations: 9, Errors: 100, FirstError: away.Error(), Permanent: away}, `LUN 3 is not ready: see "isergate volume list"`},
 	} {
 		if err := verdict(t.Context(), &c.r, 3); err == nil || !strings.Contains(err.Error(), c.text) {
 			t.Errorf("%+v: %v", c.r, err)
@@ -296,6 +299,25 @@ func TestBenchLosesTheTarget(t *testing.T) {
 			t.Errorf("%s --rw %s: exit %d", url, rw, cmd.ProcessState.ExitCode())
 		}
 		g.start()
+	}
+}
+
+// The LUN is taken away under a run: it ends, and says why.
+func TestBenchLosesTheLUN(t *testing.T) {
+	g := newGateway(t, "--open").start()
+	g.run("volume", "create", "v", "--size", "64MiB", "--target", target)
+	cmd := exec.CommandContext(t.Context(), binary, "bench", g.url(target, 0), "--rw", "randread", "--time", "10m")
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	g.awaitSessions(1)
+	g.run("lun", "unmap", target, "0")
+	_ = cmd.Wait()
+	// The unit may not have been open yet.
+	if cmd.ProcessState.ExitCode() != exitFailed || !strings.Contains(stderr.String(), "the target has no LUN 0") {
+		t.Errorf("exit %d, %s", cmd.ProcessState.ExitCode(), stderr.String())
 	}
 }
 

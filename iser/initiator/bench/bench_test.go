@@ -245,7 +245,7 @@ func TestEndsWithoutAnAnswer(t *testing.T) {
 		}
 	}
 	o := Options{Pattern: Write, Duration: time.Hour, Prepare: time.Millisecond, Open: newStuck(2).open}
-	if _, err := Run(t.Context(), o); !errors.Is(err, ErrOverdue) || !strings.Contains(err.Error(), "answers BUSY: 7") {
+	if _, err := Run(t.Context(), o); !errors.Is(err, ErrOverdue) || err.Error() != "bench: the target did not answer in time: to read what the unit holds took longer than 1ms, with 7 answers BUSY" {
 		t.Errorf("what the unit holds cannot be read: %v", err)
 	}
 	o.Open = func(ctx context.Context) (*Opened, error) {
@@ -259,10 +259,18 @@ func TestEndsWithoutAnAnswer(t *testing.T) {
 
 // What is refused again and again ends the run.
 func TestPermanentErrorEndsTheRun(t *testing.T) {
-	gone := &initiator.StatusError{Status: initiator.CheckCondition, Sense: initiator.Sense{Key: initiator.KeyIllegalRequest, ASC: 0x25}}
-	res, err := Run(t.Context(), Options{Pattern: RandRead, Depth: 2, Duration: time.Hour, Open: opened(&fake{err: gone})})
-	if err != nil || !errors.Is(res.Permanent, gone) || res.Errors < permanentErrors || res.Errors > 2*permanentErrors {
-		t.Errorf("%+v, %v", res, err)
+	check := func(key initiator.SenseKey, asc uint8) *initiator.StatusError {
+		return &initiator.StatusError{Status: initiator.CheckCondition, Sense: initiator.Sense{Key: key, ASC: asc}}
+	}
+	for name, refusal := range map[string]error{
+		"no such unit": check(initiator.KeyIllegalRequest, 0x25), "not ready": check(initiator.KeyNotReady, 0x04),
+		"aborted": check(initiator.KeyAbortedCommand, 0), "attentions without end": check(initiator.KeyUnitAttention, 0x3f),
+		"reserved": &initiator.StatusError{Status: initiator.ReservationConflict},
+	} {
+		res, err := Run(t.Context(), Options{Pattern: RandRead, Depth: 2, Duration: time.Hour, Open: opened(&fake{err: refusal})})
+		if err != nil || !errors.Is(res.Permanent, refusal) || res.Errors < PermanentErrors || res.Errors > 2*PermanentErrors {
+			t.Errorf("%s: %+v, %v", name, res, err)
+		}
 	}
 }
 

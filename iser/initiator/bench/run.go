@@ -34,8 +34,9 @@ type run struct {
 	until time.Time // end of the duration, of Verify
 }
 
-// permanentErrors is how many refused operations in a row end a stream, and the run with it.
-const permanentErrors = 100
+// PermanentErrors is how many operations in a row the target refuses, with any status but BUSY and TASK SET FULL, until a stream
+// ends, and the run with it.
+const PermanentErrors = 100
 
 // busy returns how often the target said so.
 func (r *run) busy() (n uint64) {
@@ -47,13 +48,17 @@ func (r *run) busy() (n uint64) {
 	return n
 }
 
-// prepare bounds a step before the load by Options.Prepare.
-func (r *run) prepare(ctx context.Context, step func(context.Context) error) error {
+// prepare bounds a step before the load by Options.Prepare. what names the step.
+func (r *run) prepare(ctx context.Context, what string, step func(context.Context) error) error {
 	bounded, cancel := context.WithTimeout(ctx, r.o.Prepare)
 	defer cancel()
 	err := step(bounded)
-	if err != nil && ctx.Err() == nil && bounded.Err() != nil {
-		err = fmt.Errorf("%w: %w", ErrOverdue, err)
+	if err != nil && ctx.Err() == nil && bounded.Err() != nil { // where it was in the step says nothing more
+		busy := ""
+		if n := r.busy(); n > 0 {
+			busy = fmt.Sprintf(", with %d answers BUSY", n)
+		}
+		err = fmt.Errorf("%w: %s took longer than %v%s", ErrOverdue, what, r.o.Prepare, busy)
 	}
 	return err
 }
@@ -69,7 +74,7 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 	r := &run{o: &o}
 	units := make([]*Opened, o.Sessions)
 	for i := range units {
-		if err := r.prepare(ctx, func(ctx context.Context) (err error) {
+		if err := r.prepare(ctx, "the login", func(ctx context.Context) (err error) {
 			units[i], err = o.Open(ctx)
 			return err
 		}); err != nil {
@@ -83,13 +88,10 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 	}
 	if o.Pattern.Writes() && !o.Force {
 		var what string
-		if err := r.prepare(ctx, func(ctx context.Context) (err error) {
+		if err := r.prepare(ctx, "to read what the unit holds", func(ctx context.Context) (err error) {
 			what, err = content(ctx, units[0])
 			return err
 		}); err != nil {
-			if n := r.busy(); n > 0 {
-				err = fmt.Errorf("answers BUSY: %d: %w", n, err)
-			}
 			return nil, err
 		}
 		if what != "" {
@@ -268,9 +270,9 @@ func (r *run) stream(ctx context.Context, u Unit, rng *rand.Rand, h *Histogram, 
 			return
 		}
 		var status *initiator.StatusError
-		if !errors.As(err, &status) || status.Status != initiator.CheckCondition || status.Sense.Key != initiator.KeyIllegalRequest {
+		if !errors.As(err, &status) || status.Status == initiator.Busy || status.Status == initiator.TaskSetFull {
 			refused = 0
-		} else if refused++; refused == permanentErrors {
+		} else if refused++; refused == PermanentErrors {
 			reason := err // err itself stays off the heap
 			r.permanent.CompareAndSwap(nil, &reason)
 			r.stop.Store(true)
