@@ -202,14 +202,15 @@ func (n *Node) AddACL(ctx context.Context, target string, r api.AddACL) (api.ACL
 			return api.ACL{}, invalid("%w", err)
 		}
 	}
-	replaced := false
+	added := describeACL(acl)
 	_, err = n.change(func(s *catalog.State) error {
 		t, err := findTarget(s, target)
 		if err != nil {
 			return err
 		}
 		if old := t.ACL(initiator); old != nil {
-			*old, replaced = acl, true
+			was := describeACL(*old)
+			*old, added.Replaced = acl, &was
 			return nil
 		}
 		if len(t.ACLs) >= catalog.MaxACLsPerTarget {
@@ -221,12 +222,12 @@ func (n *Node) AddACL(ctx context.Context, target string, r api.AddACL) (api.ACL
 	if err != nil {
 		return api.ACL{}, err
 	}
-	if replaced { // whoever is logged in proves itself anew
+	if added.Replaced != nil { // whoever is logged in proves itself anew
 		if err := n.front.drop(ctx, initiator, strings.ToLower(target)); err != nil {
 			return api.ACL{}, fmt.Errorf("the entry is in force, but sessions from before have not ended: %w", err)
 		}
 	}
-	return describeACL(acl), nil
+	return added, nil
 }
 
 // RemoveACL implements api.Service.

@@ -124,6 +124,9 @@ func TestCommands(t *testing.T) {
 	if out := g.run("acl", "list", "iqn.2026-11.com.example:u"); !strings.Contains(out, host) || strings.Contains(out, "very long") {
 		t.Errorf("acl list:\n%s", out)
 	}
+	if out := g.run("acl", "add", "iqn.2026-11.com.example:u", host); !strings.Contains(out, "may log in to iqn.2026-11.com.example:u without authentication; this replaced its entry with CHAP: it now needs no authentication.") {
+		t.Errorf("acl add that replaces: %s", out)
+	}
 	g.run("acl", "remove", "iqn.2026-11.com.example:u", host)
 	g.fails(exitFailed, "no ACL entry", "acl", "remove", "iqn.2026-11.com.example:u", host)
 	g.run("target", "delete", "iqn.2026-11.com.example:u")
@@ -158,6 +161,28 @@ func TestCommands(t *testing.T) {
 		t.Errorf("exit %d after SIGTERM", code)
 	}
 	g.fails(exitFailed, "no gateway answers", "status")
+}
+
+// What a replaced ACL entry changes is said.
+func TestReplacedACL(t *testing.T) {
+	open, chap, mutual := api.ACL{Initiator: "i"}, api.ACL{Initiator: "i", CHAPUser: "u"}, api.ACL{Initiator: "i", CHAPUser: "u", MutualUser: "m"}
+	for _, c := range []struct {
+		now  api.ACL
+		was  *api.ACL
+		text string
+	}{
+		{chap, nil, "i may log in to t with CHAP."},
+		{open, nil, "i may log in to t without authentication."},
+		{chap, &open, "i may log in to t with CHAP; this replaced its entry without authentication."},
+		{chap, &mutual, "i may log in to t with CHAP; this replaced its entry with mutual CHAP."},
+		{open, &open, "i may log in to t without authentication; this replaced its entry without authentication."},
+		{open, &mutual, "i may log in to t without authentication; this replaced its entry with mutual CHAP: it now needs no authentication."},
+	} {
+		c.now.Replaced = c.was
+		if text := added(c.now, "t"); text != c.text {
+			t.Errorf("%q, want %q", text, c.text)
+		}
+	}
 }
 
 // Everything but the cache's defaults: no configuration, the current directory, an

@@ -131,7 +131,7 @@ func (c *cli) acl() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.print(entry, func(w io.Writer) { fmt.Fprintf(w, "%s may log in to %s%s.\n", entry.Initiator, args[0], proof(entry)) })
+			return c.print(entry, func(w io.Writer) { fmt.Fprintln(w, added(entry, args[0])) })
 		}),
 	}
 	flags := add.Flags()
@@ -188,6 +188,19 @@ func (c *cli) printACLs(targets []api.Target, only []string) error {
 			row(w, e.Target, e.Initiator, dash(e.CHAPUser), dash(e.MutualUser))
 		}
 	})
+}
+
+// added says what an entry that was added lets its initiator do, and what it changed.
+func added(a api.ACL, target string) string {
+	text := fmt.Sprintf("%s may log in to %s%s", a.Initiator, target, proof(a))
+	switch old := a.Replaced; {
+	case old == nil:
+	case old.CHAPUser != "" && a.CHAPUser == "":
+		text += "; this replaced its entry" + proof(*old) + ": it now needs no authentication"
+	default:
+		text += "; this replaced its entry" + proof(*old)
+	}
+	return text + "."
 }
 
 func proof(a api.ACL) string {

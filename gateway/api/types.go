@@ -211,6 +211,8 @@ type ACL struct {
 	Initiator  string `json:"initiator"`
 	CHAPUser   string `json:"chap_user,omitempty"`
 	MutualUser string `json:"mutual_user,omitempty"`
+	// Replaced is the entry that AddACL replaced; nil: there was none.
+	Replaced *ACL `json:"replaced,omitempty"`
 }
 
 // CreateTarget asks for a new target.
