@@ -76,7 +76,7 @@ func TestNoBucketIsMadeByReading(t *testing.T) {
 	for _, dir := range []string{missing, empty} {
 		_, err := n.RestoreVolume(t.Context(), api.RestoreVolume{From: "file://" + dir, Volume: "v"})
 		wantCode(t, err, api.CodeNotFound, "there is no bucket")
-		_, err = InspectBucket(t.Context(), "file://"+dir, false)
+		_, err = InspectBucket(t.Context(), "file://"+dir, false, new(ReadSoFar))
 		wantCode(t, err, api.CodeNotFound, "there is no bucket")
 		if !isMissing(dir) {
 			t.Errorf("%s was made a bucket", dir)

@@ -94,6 +94,9 @@ func Start(ctx context.Context, o Options) (_ *Node, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := checkPortals(n.cfg.DataDir, n.cfg.Portals); err != nil {
+		return nil, err
+	}
 	if n.lock, err = lockDir(n.cfg.DataDir); err != nil {
 		return nil, err
 	}
@@ -251,11 +254,16 @@ func (n *Node) Status(context.Context) (api.Status, error) {
 	out := api.Status{
 		State: api.Serving, Version: n.version, Node: state.Node.String(), Started: n.started.UTC(), DataDir: n.cfg.DataDir,
 		Bucket:  api.Bucket{URL: n.buckets.main, SingleWriter: single, Conditional: conditional},
-		Portals: n.front.portals.list, Open: n.cfg.Open, VolumeStates: map[string]int{}, ContractUnmet: []string{}, BucketUnreachable: []string{},
+		Portals: n.front.portals.list, Open: n.cfg.Open, OpenTargets: []string{}, VolumeStates: map[string]int{}, ContractUnmet: []string{}, BucketUnreachable: []string{},
 		Sessions: n.front.sessionsOf(""), Events: []api.Event{},
 	}
 	if t := n.buckets.trouble(n.buckets.main); t != nil {
 		out.Bucket.Error, out.Bucket.Since = t.err.Error(), utc(t.since)
+	}
+	for _, t := range state.Targets {
+		if !n.cfg.Open && n.open(t.Name) {
+			out.OpenTargets = append(out.OpenTargets, t.Name)
+		}
 	}
 	if n.stopping.Load() {
 		out.State = "stopping"

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -194,9 +195,13 @@ func TestDeleteRestorePurge(t *testing.T) {
 	if _, err := n.Volume(ctx, "v"); api.CodeOf(err) != api.CodeNotFound {
 		t.Fatal(err)
 	}
-	inspected, err := InspectBucket(ctx, cfg.Bucket.URL, true)
+	var read ReadSoFar
+	inspected, err := InspectBucket(ctx, cfg.Bucket.URL, true, &read)
 	if err != nil || len(inspected) != 1 || inspected[0].Name != "v" || inspected[0].LSN != 1 || inspected[0].SizeBytes != 8<<20 || len(inspected[0].Damaged) != 0 {
 		t.Fatalf("%+v, %v", inspected, err)
+	}
+	if read.Reads.Load() == 0 || read.Bytes.Load() < int64(len(data)) {
+		t.Errorf("an inspection of %d bytes counts %d reads of %d", len(data), read.Reads.Load(), read.Bytes.Load())
 	}
 	_, err = n.RestoreVolume(ctx, api.RestoreVolume{From: cfg.Bucket.URL, Volume: "none"})
 	wantCode(t, err, api.CodeNotFound, "bucket inspect")
@@ -218,7 +223,7 @@ func TestDeleteRestorePurge(t *testing.T) {
 	if err := n.DeleteVolume(ctx, "w", api.DeleteVolume{Purge: true}); err != nil {
 		t.Fatal(err)
 	}
-	if inspected, err = InspectBucket(ctx, cfg.Bucket.URL, false); err != nil || len(inspected) != 0 {
+	if inspected, err = InspectBucket(ctx, cfg.Bucket.URL, false, new(ReadSoFar)); err != nil || len(inspected) != 0 {
 		t.Fatalf("%+v, %v", inspected, err)
 	}
 }
@@ -242,7 +247,7 @@ func TestDeletionIsResumed(t *testing.T) {
 		if s := n.catalog.State(); len(s.Volumes) != 0 {
 			t.Fatalf("purge %v: %+v", purge, s.Volumes)
 		}
-		inspected, err := InspectBucket(t.Context(), cfg.Bucket.URL, false)
+		inspected, err := InspectBucket(t.Context(), cfg.Bucket.URL, false, new(ReadSoFar))
 		if err != nil || (len(inspected) == 0) != purge {
 			t.Fatalf("purge %v: %+v, %v", purge, inspected, err)
 		}
@@ -264,6 +269,9 @@ func TestWhoGetsIn(t *testing.T) {
 	}
 	if _, err := authorize(initiator, iqn+"x"); !errors.Is(err, iscsi.ErrNotFound) {
 		t.Errorf("a target that is not there: %v", err)
+	}
+	if s, err := n.Status(ctx); err != nil || s.Open || len(s.OpenTargets) != 1 || s.OpenTargets[0] != DemoTarget {
+		t.Errorf("status: %+v, %v", s, err)
 	}
 	if names := n.front.Targets(ctx, initiator); len(names) != 1 || names[0] != DemoTarget {
 		t.Errorf("a stranger is told of %q", names)
@@ -369,8 +377,18 @@ func TestBusyAddressesAreNamed(t *testing.T) {
 	defer l.Close()
 	cfg := testConfig(t)
 	cfg.Portals = append(cfg.Portals, config.Portal{Listen: l.Addr().String(), Transport: config.TransportAuto})
-	if _, err := tryNode(t, cfg, io.Discard); err == nil || !strings.Contains(err.Error(), "--portal") {
-		t.Fatal(err)
+	for _, there := range []bool{false, true} { // the data directory
+		if there {
+			if err := os.Mkdir(cfg.DataDir, 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := tryNode(t, cfg, io.Discard); err == nil || !strings.Contains(err.Error(), "--portal") {
+			t.Fatal(err)
+		}
+		if _, err := os.Lstat(cfg.DataDir); !there && !errors.Is(err, fs.ErrNotExist) {
+			t.Error("a data directory was made for a node that cannot serve")
+		}
 	}
 	cfg.Portals = cfg.Portals[:1]
 	cfg.API.Socket = filepath.Join(t.TempDir(), "file")

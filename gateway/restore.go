@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -118,9 +119,41 @@ func bucketThere(location objectstore.Location) error {
 	return nil
 }
 
+// ReadSoFar counts what was read of a bucket.
+type ReadSoFar struct {
+	Reads, Bytes atomic.Int64
+}
+
+// counted is a bucket that counts what is read of it.
+type counted struct {
+	objectstore.Bucket
+	read *ReadSoFar
+}
+
+// Get implements objectstore.Bucket.
+func (c counted) Get(ctx context.Context, key string, limit int64) ([]byte, error) {
+	body, err := c.Bucket.Get(ctx, key, limit)
+	c.add(len(body), err)
+	return body, err
+}
+
+// GetRange implements objectstore.Bucket.
+func (c counted) GetRange(ctx context.Context, key string, off int64, into []byte) (int, error) {
+	n, err := c.Bucket.GetRange(ctx, key, off, into)
+	c.add(n, err)
+	return n, err
+}
+
+func (c counted) add(n int, err error) {
+	if err == nil {
+		c.read.Reads.Add(1)
+		c.read.Bytes.Add(int64(n))
+	}
+}
+
 // InspectBucket describes the volumes of a bucket from what is in it, and changes nothing. With
-// verify it reads every object whole and checks every checksum.
-func InspectBucket(ctx context.Context, url string, verify bool) ([]api.BucketVolume, error) {
+// verify it reads every object whole and checks every checksum. What it reads is counted in read as it goes.
+func InspectBucket(ctx context.Context, url string, verify bool, read *ReadSoFar) ([]api.BucketVolume, error) {
 	location, err := objectstore.ParseURL(url)
 	if err != nil {
 		return nil, invalid("%w", err)
@@ -133,7 +166,7 @@ func InspectBucket(ctx context.Context, url string, verify bool) ([]api.BucketVo
 		return nil, api.Errorf(api.CodeUnavailable, "bucket %s cannot be used: %w", location, advised(err))
 	}
 	defer raw.Close()
-	list, err := volumelog.List(ctx, objectstore.WithRetry(raw, objectstore.RetryOptions{}), verify)
+	list, err := volumelog.List(ctx, counted{objectstore.WithRetry(raw, objectstore.RetryOptions{}), read}, verify)
 	if err != nil {
 		return nil, api.Errorf(api.CodeUnavailable, "%w", advised(err))
 	}

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -68,16 +70,9 @@ func (f *front) listen(list []config.Portal) (err error) {
 		if err != nil {
 			return fmt.Errorf("portal %s: %w", p.Listen, err)
 		}
-		nl, err := net.Listen("tcp", p.Listen)
+		nl, err := listenPortal(p)
 		if err != nil {
-			advice := "choose another address with --portal"
-			if errors.Is(err, syscall.EADDRINUSE) {
-				advice = "stop what listens there (another iSCSI target?), or " + advice
-			}
-			if op, ok := errors.AsType[*net.OpError](err); ok {
-				err = op.Err // the rest of it names the address once more
-			}
-			return fmt.Errorf("portal %s: %w: %s", p.Listen, err, advice)
+			return err
 		}
 		l, err := portal.Serve(nl, portal.Options{Transport: transport, ISER: f.portals.iser, Metrics: f.portals.metrics, Logger: f.n.log})
 		if err != nil {
@@ -95,6 +90,39 @@ func (f *front) listen(list []config.Portal) (err error) {
 		})
 	}
 	return nil
+}
+
+// listenPortal listens at the address of a portal.
+func listenPortal(p config.Portal) (net.Listener, error) {
+	l, err := net.Listen("tcp", p.Listen)
+	if err == nil {
+		return l, nil
+	}
+	advice := "choose another address with --portal"
+	if errors.Is(err, syscall.EADDRINUSE) {
+		advice = "stop what listens there (another iSCSI target?), or " + advice
+	}
+	if op, ok := errors.AsType[*net.OpError](err); ok {
+		err = op.Err // the rest of it names the address once more
+	}
+	return nil, fmt.Errorf("portal %s: %w: %s", p.Listen, err, advice)
+}
+
+// checkPortals finds out whether all portals can be listened on. For a node that has no data directory yet: it is to make
+// none, and no journal, if it then could not serve. Where there is one, who holds it is the better thing to say.
+func checkPortals(dir string, list []config.Portal) error {
+	if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	var errs []error
+	for _, p := range list {
+		l, err := listenPortal(p)
+		if err == nil {
+			err = l.Close()
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 // addresses are where initiators can connect to, as they are advertised.

@@ -16,6 +16,7 @@ import (
 	"github.com/isergate/isergate/gateway"
 	"github.com/isergate/isergate/gateway/api"
 	"github.com/isergate/isergate/gateway/config"
+	"github.com/isergate/isergate/gateway/units"
 )
 
 // version is set by the linker of a release.
@@ -136,6 +137,8 @@ func printStatus(w io.Writer, s api.Status) {
 	access := "by ACL entry"
 	if s.Open {
 		access = "open to every initiator"
+	} else if len(s.OpenTargets) > 0 {
+		access += ", but open to every initiator: " + strings.Join(s.OpenTargets, ", ")
 	}
 	row(w, "Access", access)
 	volumes := fmt.Sprintf("%d (%s)", total, list(states))
@@ -209,7 +212,10 @@ func (c *cli) bucket() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "inspect URL", Short: "List the volumes of a bucket, without a gateway and without changing anything", Args: cobra.ExactArgs(1),
 		RunE: c.does(func(ctx context.Context, args []string) error {
-			volumes, err := gateway.InspectBucket(ctx, args[0], verify)
+			var read gateway.ReadSoFar
+			stop := c.progress(func() string { return inspected(&read) })
+			volumes, err := gateway.InspectBucket(ctx, args[0], verify, &read)
+			stop()
 			if err != nil {
 				return err
 			}
@@ -226,6 +232,11 @@ func (c *cli) bucket() *cobra.Command {
 	}
 	cmd.Flags().BoolVar(&verify, "verify", false, "read every object whole and check every checksum")
 	return group("bucket", "Buckets", cmd)
+}
+
+// inspected says how far an inspection is.
+func inspected(read *gateway.ReadSoFar) string {
+	return fmt.Sprintf("inspect: %s from the bucket so far, %s", units.Count(read.Reads.Load(), "read"), size(read.Bytes.Load()))
 }
 
 func printBucket(w io.Writer, volumes []api.BucketVolume) {

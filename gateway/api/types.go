@@ -48,7 +48,8 @@ type Status struct {
 	DataDir       string         `json:"data_dir"`
 	Bucket        Bucket         `json:"bucket"`
 	Portals       []Portal       `json:"portals"`
-	Open          bool           `json:"open"`
+	Open          bool           `json:"open"`          // every initiator may use every target
+	OpenTargets   []string       `json:"open_targets"`  // those that every initiator may use though Open is false
 	VolumeStates  map[string]int `json:"volume_states"` // number of volumes in each state
 	ContractUnmet []string       `json:"contract_unmet"`
 	// BucketUnreachable are the volumes whose bucket does not answer now.
