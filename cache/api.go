@@ -40,7 +40,7 @@ const (
 type Status struct {
 	Config           VolumeConfig
 	State            State
-	Reason           string // why State is not available; empty otherwise
+	Reason           string // why State is not available, or soon will not be; empty otherwise
 	ContractMet      bool
 	Epoch            uint64
 	Generation       uint64

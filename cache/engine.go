@@ -120,7 +120,7 @@ func Open(ctx context.Context, opt Options) (*Engine, error) {
 	}
 	e.journal, err = journal.Open(journal.Options{
 		FS: opt.FS, Dir: filepath.Join(opt.Dir, "journal"), SegmentBytes: opt.SegmentBytes, JournalBytes: opt.JournalBytes,
-		Sink: e, Registerer: opt.Registerer, Logger: opt.Logger,
+		Sink: e, Registerer: opt.Registerer, Logger: opt.Logger, KeepFree: journalKeepsFree,
 	}, e.replay)
 	if err != nil {
 		return nil, err
@@ -238,7 +238,7 @@ func (e *Engine) newVolume(cfg VolumeConfig) (*Volume, error) {
 }
 
 // Drain brings everything that is acknowledged to the object store and gives the journal's
-// segments back. It waits until ctx ends.
+// segments back. It waits until ctx ends. With ErrKept the first was done and the second was not.
 func (e *Engine) Drain(ctx context.Context) error {
 	e.mu.Lock()
 	e.draining = true
@@ -263,10 +263,17 @@ func (e *Engine) Drain(ctx context.Context) error {
 	if errs != nil {
 		return errors.Join(errs...)
 	}
-	if err := e.journal.Seal(ctx); err != nil {
-		return err
+	err := e.reclaim(ctx) // a full journal has no room for the end of a segment
+	if err == nil {
+		err = e.journal.Seal(ctx)
 	}
-	return e.reclaim(ctx)
+	if err == nil {
+		err = e.reclaim(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrKept, err)
+	}
+	return nil
 }
 
 // Close stops taking commands, journals everything that was accepted, and returns. It

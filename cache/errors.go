@@ -29,6 +29,8 @@ var (
 	// ErrDamaged: the journal and the home map of a volume do not fit together; it is not
 	// served, because what it would serve is not what was written.
 	ErrDamaged = errors.New("cache: volume is damaged")
+	// ErrKept: what a drain brought to the object stores is in the journal still, which could not be emptied.
+	ErrKept = errors.New("cache: journal not emptied")
 	// ErrClosed: the volume or the engine was closed.
 	ErrClosed = errors.New("cache: closed")
 	// ErrRange: the range is not within the volume or not a multiple of its block size.

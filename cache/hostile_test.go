@@ -3,7 +3,9 @@ package cache
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -654,6 +656,73 @@ func (d damagedPages) Get(id uuid.UUID, t homemap.Table, key uint64, dst []byte)
 		return append(dst, "damaged"...), true, nil
 	}
 	return d.Store.Get(id, t, key, dst)
+}
+
+// A disk that was full and has room again frees the journal by itself: with a full journal nothing else happens that would call for it. Meanwhile
+// an event and the volume's status say what is missing.
+func TestRoomComesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		var full atomic.Bool
+		w.setFault(func(op string) error {
+			if op == "apply" && full.Load() {
+				return fmt.Errorf("%w: 1 MiB are free in /cache/maps", homemap.ErrNoSpace)
+			}
+			return nil
+		})
+		opt := w.options(t)
+		var mu sync.Mutex
+		var events []Event
+		opt.Events = func(ev Event) {
+			mu.Lock()
+			defer mu.Unlock()
+			events = append(events, ev)
+		}
+		e, err := Open(t.Context(), opt)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer e.Close(context.WithoutCancel(t.Context()))
+		v := create(t, e, w.config("a", 1))
+		full.Store(true)
+		data := make([]byte, 64<<10)
+		write := func() error {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			l, err := v.Reserve(ctx, 0, int64(len(data)))
+			if err != nil {
+				return err
+			}
+			return l.Commit(ctx, false)
+		}
+		for err == nil {
+			err = write()
+		}
+		time.Sleep(10 * time.Minute) // of the bubble: nobody writes
+		if s := v.Status(); !strings.Contains(s.Reason, "1 MiB are free") {
+			t.Errorf("the status says %q", s.Reason)
+		}
+		if err := v.Wait(t.Context(), Object); err != nil {
+			t.Fatal(err)
+		}
+		if err := e.Drain(t.Context()); !errors.Is(err, ErrKept) || !strings.Contains(err.Error(), "1 MiB are free") {
+			t.Errorf("drain: %v", err)
+		}
+		full.Store(false)
+		time.Sleep(time.Minute)
+		if err := write(); err != nil {
+			t.Errorf("a write when there is room again: %v", err)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		said := map[string]int{}
+		for _, ev := range events {
+			said[ev.Type]++
+		}
+		if said["journal_not_reclaimed"] != 1 || said["journal_reclaimed"] != 1 {
+			t.Errorf("events: %v", said)
+		}
+	})
 }
 
 // A journal that fails while nothing is being written stops its volumes all the same.

@@ -46,6 +46,9 @@ type Options struct {
 // MinDirtyBudget is the smallest dirty budget of a volume: it holds the largest command.
 const MinDirtyBudget = 16 << 20
 
+// journalKeepsFree is what the journal leaves of the file system in bytes: the home maps stop at their reserve (512 MiB), and grow until then.
+const journalKeepsFree = 768 << 20
+
 const (
 	minVolumeBytes = 1 << 20
 	maxVolumeBytes = 64 << 40

@@ -39,6 +39,9 @@ type space struct {
 	kick chan struct{} // buffered
 	ckpt chan *Volume  // volumes whose bucket checkpoint is due
 	done chan struct{} // closed when the loops have ended
+
+	mu      sync.Mutex // guards trouble
+	trouble string     // why journal space cannot be given back; empty while it can
 }
 
 func newSpace(e *Engine) *space {
@@ -60,6 +63,39 @@ func (s *space) wantBucketCheckpoint(v *Volume) {
 	}
 }
 
+// told notes how a reclaim went, and announces what has changed.
+func (s *space) told(err error) {
+	now := ""
+	if err != nil {
+		now = err.Error()
+	}
+	s.mu.Lock()
+	before := s.trouble
+	s.trouble = now
+	s.mu.Unlock()
+	switch {
+	case now != "" && before == "":
+		s.e.opt.Events(Event{Time: time.Now(), Severity: "error", Type: "journal_not_reclaimed",
+			Text: now + "; it is tried again, and writes wait when the journal is full"})
+	case now == "" && before != "":
+		s.e.opt.Events(Event{Time: time.Now(), Severity: "info", Type: "journal_reclaimed", Text: "journal space is given back again"})
+	}
+}
+
+// why says why journal space cannot be given back, if it cannot.
+func (s *space) why() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.trouble
+}
+
+// A reclaim that failed is tried again after these times, twice as long each time: what was in its way may be gone, and with a full journal
+// nothing else happens that would call for it.
+const (
+	reclaimFirst = 500 * time.Millisecond
+	reclaimMost  = 10 * time.Second
+)
+
 // growEvery is how often a journal that is smaller than it should be tries to grow.
 const growEvery = time.Minute
 
@@ -72,6 +108,21 @@ func (s *space) run(ctx context.Context) {
 	defer grow.Stop()
 	contracts := time.NewTicker(max(s.e.opt.UnmetAfter/2, time.Millisecond))
 	defer contracts.Stop()
+	again, wait := time.NewTimer(time.Hour), reclaimFirst
+	again.Stop()
+	reclaim := func() {
+		err := s.e.reclaim(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		s.told(err)
+		if err == nil {
+			wait = reclaimFirst
+			return
+		}
+		again.Reset(wait)
+		wait = min(2*wait, reclaimMost)
+	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -83,9 +134,9 @@ func (s *space) run(ctx context.Context) {
 				v.contractIdle()
 			}
 		case <-s.kick:
-			if err := s.e.reclaim(ctx); err != nil && ctx.Err() == nil {
-				s.e.log.Error("journal space not reclaimed", "err", err)
-			}
+			reclaim()
+		case <-again.C:
+			reclaim()
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -152,9 +153,9 @@ func (v *Volume) Status() Status {
 	case o != nil:
 		s.State, s.Reason, s.ContractMet = o.state, o.err.Error(), false
 	case !s.ContractMet:
-		s.State, s.Reason = StateDegraded, outOfReach(level, s.LastObjectError)
+		s.State, s.Reason = StateDegraded, outOfReach(level, cmp.Or(s.LastObjectError, v.e.space.why()))
 	default:
-		s.State = StateAvailable
+		s.State, s.Reason = StateAvailable, v.e.space.why() // soon no write can be taken
 	}
 	return s
 }
@@ -358,7 +359,7 @@ func (v *Volume) contractUnmet(level Level, lsn LSN, degrade bool) {
 	reason := v.objectErr
 	v.mu.Unlock()
 	if begins {
-		v.event("error", "contract_unmet", outOfReach(level, reason))
+		v.event("error", "contract_unmet", outOfReach(level, cmp.Or(reason, v.e.space.why())))
 	}
 	if degrades {
 		v.event("error", "contract_degraded", fmt.Sprintf("writes are acknowledged at %s although the policy asks for %s", Local, level))

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -207,6 +208,7 @@ func (n *Node) CreateVolume(ctx context.Context, r api.CreateVolume) (api.Volume
 	if err != nil {
 		return api.Volume{}, api.Errorf(api.CodeUnavailable, "%w", err)
 	}
+	n.buckets.ask(ctx, entry.Bucket) // nothing of the volume is put there yet
 	n.admin.Lock()
 	defer n.admin.Unlock()
 	if err := n.checkFree(entry.Name, entry.ID); err != nil {
@@ -485,7 +487,7 @@ func (n *Node) WaitVolume(ctx context.Context, name string, r api.WaitVolume) (a
 	} else if r.TimeoutSeconds > 0 {
 		timeout = time.Duration(r.TimeoutSeconds * float64(time.Second))
 	}
-	v, _, err := n.volumeByName(name)
+	v, entry, err := n.volumeByName(name)
 	if err != nil {
 		return api.Volume{}, err
 	}
@@ -496,6 +498,9 @@ func (n *Node) WaitVolume(ctx context.Context, name string, r api.WaitVolume) (a
 	waiting, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	err = engine.Wait(waiting, level)
+	if err == nil && level == cache.Object {
+		n.buckets.ask(waiting, entry.Bucket) // if nothing was dirty, nobody asked it
+	}
 	state := n.catalog.State()
 	if err == nil {
 		return n.describe(v, &state), nil
@@ -518,6 +523,11 @@ func (n *Node) Drain(ctx context.Context) error {
 	} else if err != nil {
 		return api.Errorf(api.CodeUnavailable, "not everything is in the buckets: %w", err)
 	}
+	var asked sync.WaitGroup
+	for url := range n.buckets.all() { // if nothing was dirty, nobody asked them
+		asked.Go(func() { n.buckets.ask(ctx, url) })
+	}
+	asked.Wait()
 	n.event("info", "drained", uuid.Nil, "everything acknowledged is in the buckets")
 	return nil
 }

@@ -23,8 +23,9 @@ func (j *Journal) createSlot(slot int) (*segment, error) {
 	if err != nil {
 		return nil, err
 	}
-	if free < j.opts.SegmentBytes {
-		return nil, fmt.Errorf("journal: %w: %d bytes free, a segment has %d", syscall.ENOSPC, free, j.opts.SegmentBytes)
+	if short := j.opts.SegmentBytes + j.opts.KeepFree - free; short > 0 {
+		return nil, fmt.Errorf("journal: %w: %d MiB are free in %s, a segment has %d MiB, and %d MiB are left to others: free at least %d MiB more",
+			syscall.ENOSPC, free>>20, j.opts.Dir, j.opts.SegmentBytes>>20, j.opts.KeepFree>>20, (short+1<<20-1)>>20)
 	}
 	path := j.slotPath(slot)
 	f, err := j.opts.FS.OpenFile(path+tmpSuffix, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)

@@ -231,6 +231,14 @@ func TestNoRoomForSegments(t *testing.T) {
 	if n := len(j.slots); n != 3 || j.Err() != nil {
 		t.Fatalf("%d segments, error %v", n, j.Err())
 	}
+	// What is left to others stays free.
+	mem.SetCapacity(5 * opts.SegmentBytes)
+	j.opts.KeepFree = 2*opts.SegmentBytes + 4096
+	j.Grow()
+	j.creating.Wait()
+	if n := len(j.slots); n != 3 {
+		t.Errorf("%d segments", n)
+	}
 	mem.SetCapacity(100 * opts.SegmentBytes)
 	j.Grow()
 	j.creating.Wait()

@@ -34,6 +34,8 @@ type Options struct {
 	// JournalBytes is the size on the device, rounded down to whole segments, at least 2. Default 16 segments. The first
 	// two are made by Open, the others in the background. With less room on the device the journal is smaller.
 	JournalBytes int64
+	// KeepFree is how many bytes of the file system are left to others when segments are made; default 0.
+	KeepFree int64
 	// MaxEntryBytes is the largest payload of one entry. Default and maximum: an eighth of SegmentBytes, rounded
 	// down to 4 KiB. The larger it is, the more room a segment may lose at its end.
 	MaxEntryBytes int64
