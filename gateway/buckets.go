@@ -214,6 +214,29 @@ func (b *buckets) trouble(url string) *trouble {
 	return a.health.now()
 }
 
+// ask asks an attached bucket for a little, so that trouble tells whether it answers now even if nothing else was asked of it.
+func (b *buckets) ask(ctx context.Context, url string) {
+	location, err := objectstore.ParseURL(url)
+	if err != nil {
+		return
+	}
+	a := b.all()[location.String()]
+	if a == nil {
+		return
+	}
+	select {
+	case <-a.ready:
+	default:
+		return
+	}
+	if a.seen == nil {
+		return
+	}
+	asking, cancel := context.WithTimeout(ctx, outageProbeTimeout)
+	defer cancel()
+	_, _ = a.seen.List(asking, "", "", 1) // seen notes the outcome
+}
+
 // all returns what is attached or about to be, by canonical URL.
 func (b *buckets) all() map[string]*attachment {
 	b.mu.Lock()

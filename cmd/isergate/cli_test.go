@@ -163,6 +163,38 @@ func TestCommands(t *testing.T) {
 	g.fails(exitFailed, "no gateway answers", "status")
 }
 
+// What succeeds because nothing had to be brought to the bucket says so if the bucket does not answer.
+func TestBucketThatDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	g := newGateway(t).start()
+	g.run("volume", "create", "v", "--size", "64MiB")
+	commands := [][]string{
+		{"drain"}, {"volume", "wait", "v", "--level", "object"}, {"volume", "create", "w", "--size", "64MiB"},
+	}
+	check := func(there bool) {
+		t.Helper()
+		for _, args := range commands {
+			r := g.try(args...)
+			if r.code != exitOK || strings.Contains(r.stderr, "does not answer at present") == there {
+				t.Errorf("bucket there: %v, %v: %+v", there, args, r)
+			}
+		}
+	}
+	dir := strings.TrimPrefix(g.bucket(), "file://")
+	if err := os.Rename(dir, dir+".away"); err != nil {
+		t.Fatal(err)
+	}
+	check(false)
+	if r := g.try("volume", "wait", "v", "--level", "local"); r.code != exitOK || r.stderr != "" {
+		t.Errorf("a wait for another level: %+v", r)
+	}
+	if err := os.Rename(dir+".away", dir); err != nil {
+		t.Fatal(err)
+	}
+	g.run("volume", "delete", "w", "--purge")
+	check(true)
+}
+
 // What a replaced ACL entry changes is said.
 func TestReplacedACL(t *testing.T) {
 	open, chap, mutual := api.ACL{Initiator: "i"}, api.ACL{Initiator: "i", CHAPUser: "u"}, api.ACL{Initiator: "i", CHAPUser: "u", MutualUser: "m"}

@@ -104,6 +104,11 @@ func (c *cli) complain(err error) {
 	}
 }
 
+// warn prints what a person should know beside the result.
+func (c *cli) warn(format string, args ...any) {
+	c.complain(fmt.Errorf("warning: "+format, args...))
+}
+
 // does makes a command's function of f.
 func (c *cli) does(f func(ctx context.Context, args []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {

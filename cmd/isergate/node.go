@@ -200,6 +200,9 @@ func (c *cli) drain() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if s, err := node.Status(ctx); err == nil && (s.Bucket.Error != "" || len(s.BucketUnreachable) > 0) {
+				c.warn("the bucket does not answer at present: see \"isergate status\"")
+			}
 			return c.print(struct {
 				Drained bool `json:"drained"`
 			}{true}, func(w io.Writer) { fmt.Fprintln(w, "Everything acknowledged is in the bucket.") })

@@ -74,6 +74,9 @@ func (c *cli) volumeCreate() *cobra.Command {
 		if err != nil {
 			return err
 		}
+		if v.BucketDownSince != nil {
+			c.warn("the bucket of volume %s does not answer at present, and what is written stays in this node's journal until it does: see \"isergate status\"", v.Name)
+		}
 		return c.print(v, func(w io.Writer) {
 			fmt.Fprintf(w, "Volume %s (%s) of %s created", v.Name, v.UUID, size(v.SizeBytes))
 			for _, m := range v.Mappings {
@@ -277,6 +280,9 @@ func (c *cli) volumeWait() *cobra.Command {
 			stop()
 			if err != nil {
 				return err
+			}
+			if level == "object" && v.BucketDownSince != nil {
+				c.warn("the bucket of volume %s does not answer at present: see \"isergate status\"", v.Name)
 			}
 			return c.print(v, func(w io.Writer) {
 				fmt.Fprintf(w, "Everything that volume %s acknowledged before the call is at level %s.\n", v.Name, level)

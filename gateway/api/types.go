@@ -22,7 +22,8 @@ type Service interface {
 	// the bucket then, and stays there.
 	DeleteVolume(ctx context.Context, name string, r DeleteVolume) error
 	// WaitVolume is the persistence barrier: it returns when everything that was acknowledged
-	// before the call has reached the level, or with CodeTimeout.
+	// before the call has reached the level, or with CodeTimeout. After CreateVolume and after a wait for the object level
+	// BucketDownSince tells whether the bucket answers.
 	WaitVolume(ctx context.Context, name string, r WaitVolume) (Volume, error)
 	RestoreVolume(ctx context.Context, r RestoreVolume) (Restored, error)
 
