@@ -198,6 +198,12 @@ func (n *Node) resumeDeletes() {
 
 // onEvent takes an event of the engine in, and tells initiators of a contract that changed.
 func (n *Node) onEvent(e cache.Event) {
+	if e.Type == "volume_fenced" {
+		state := n.catalog.State()
+		if entry := state.VolumeByID(e.Volume); entry != nil {
+			e.Text += ": " + takeBack(&state, entry)
+		}
+	}
 	n.events.add(e)
 	switch e.Type {
 	case "contract_degraded", "contract_met":

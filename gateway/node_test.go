@@ -228,6 +228,66 @@ func TestDeleteRestorePurge(t *testing.T) {
 	}
 }
 
+// A volume that another node took over: whoever asks is told its name, how to take it back, and what a deletion loses.
+func TestFencedVolume(t *testing.T) {
+	first, second := testConfig(t), testConfig(t)
+	second.Bucket = first.Bucket
+	n, other := startNode(t, first), startNode(t, second)
+	ctx := t.Context()
+	v := createVolume(t, n, api.CreateVolume{Name: "v", SizeBytes: 8 << 20, BlockSize: 4096, Target: iqn})
+	data := make([]byte, 64<<10)
+	writeBlocks(t, medium{v}, 0, data)
+	if _, err := n.WaitVolume(ctx, "v", api.WaitVolume{Level: "object"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := other.RestoreVolume(ctx, api.RestoreVolume{From: first.Bucket.URL, Volume: "v"}); err != nil {
+		t.Fatal(err)
+	}
+	writeBlocks(t, medium{v}, 16, data)
+	err := n.Drain(ctx)
+	wantCode(t, err, api.CodeUnavailable, "volume v: ")
+	if strings.Contains(err.Error(), "volume "+v.id.String()+":") || !strings.Contains(err.Error(), "isergate volume show v") {
+		t.Errorf("drain: %v", err)
+	}
+	_, err = n.WaitVolume(ctx, "v", api.WaitVolume{Level: "object"})
+	if err == nil || !strings.Contains(err.Error(), "isergate volume show v") {
+		t.Errorf("wait: %v", err)
+	}
+	steps := []string{"isergate lun unmap " + iqn + " 0; isergate volume delete v)", "loses what only this node's journal holds", "isergate volume restore --from '" + first.Bucket.URL + "' --volume " + v.id.String()}
+	d, err := n.Volume(ctx, "v")
+	if err != nil || d.State != "fenced" || d.DirtyBytes == 0 {
+		t.Fatalf("%+v, %v", d, err)
+	}
+	events := func(kind string) string {
+		for _, e := range n.events.latest(20) {
+			if e.Type == kind {
+				return e.Text
+			}
+		}
+		return ""
+	}
+	for _, step := range steps {
+		if !strings.Contains(d.Reason, step) {
+			t.Errorf("reason: %s", d.Reason)
+		}
+		if !strings.Contains(events("volume_fenced"), step) {
+			t.Errorf("event: %s", events("volume_fenced"))
+		}
+	}
+	if err := n.UnmapLUN(ctx, iqn, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.DeleteVolume(ctx, "v", api.DeleteVolume{}); err != nil {
+		t.Fatal(err)
+	}
+	if text := events("volume_deleted"); !strings.Contains(text, "only this node's journal held are lost") {
+		t.Errorf("event: %s", text)
+	}
+	if _, err := n.RestoreVolume(ctx, api.RestoreVolume{From: first.Bucket.URL, Volume: v.id.String()}); err != nil {
+		t.Error(err)
+	}
+}
+
 // A deletion that a crash interrupted is finished by the next start.
 func TestDeletionIsResumed(t *testing.T) {
 	for _, purge := range []bool{false, true} {

@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -160,6 +161,9 @@ func (n *Node) describe(v *volume, state *catalog.State) api.Volume {
 	if !s.OldestDirty.IsZero() {
 		out.OldestDirty = &s.OldestDirty
 	}
+	if s.State == cache.StateFenced {
+		out.Reason += ": " + takeBack(state, entry)
+	}
 	if entry.Deleting != nil {
 		out.State = stateDeleting
 	}
@@ -167,6 +171,20 @@ func (n *Node) describe(v *volume, state *catalog.State) api.Volume {
 		out.Mappings = append(out.Mappings, api.Mapping{Target: m.Target, LUN: m.LUN})
 	}
 	return out
+}
+
+// takeBack says how a volume that is fenced here is taken back.
+func takeBack(s *catalog.State, entry *catalog.Volume) string {
+	var b strings.Builder
+	b.WriteString("unmap and delete it here first")
+	separator := " ("
+	for _, m := range s.MappedAt(entry.ID) {
+		fmt.Fprintf(&b, "%sisergate lun unmap %s %d", separator, m.Target, m.LUN)
+		separator = "; "
+	}
+	fmt.Fprintf(&b, "%sisergate volume delete %s), which loses what only this node's journal holds, then: isergate volume restore --from '%s' --volume %s",
+		separator, entry.Name, entry.Bucket, entry.ID)
+	return b.String()
 }
 
 // stateDeleting is the state of a volume of which the node is letting go.

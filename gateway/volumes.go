@@ -446,6 +446,7 @@ func (n *Node) finishDelete(ctx context.Context, v *volume, purge bool) (forgett
 		return false, api.Errorf(api.CodeUnavailable, "volume %s was not deleted: %w", v.name, err)
 	}
 	v.forgetting.Store(true)
+	was := v.status()
 	if err := n.engine.Forget(ctx, v.id, bucket, purge); err != nil {
 		return true, fmt.Errorf("volume %s is not deleted yet: %w: delete it again", v.name, err)
 	}
@@ -461,6 +462,8 @@ func (n *Node) finishDelete(ctx context.Context, v *volume, purge bool) (forgett
 	kept := "its bucket keeps it"
 	if purge {
 		kept = "its objects are deleted from the bucket"
+	} else if was.State == cache.StateFenced && was.DirtyBytes > 0 {
+		kept = fmt.Sprintf("its bucket keeps what its newer owner has; %s that only this node's journal held are lost", units.Size(was.DirtyBytes).Human())
 	}
 	n.event("info", "volume_deleted", v.id, fmt.Sprintf("volume %s was deleted, %s", v.name, kept))
 	return true, nil
@@ -513,7 +516,15 @@ func (n *Node) WaitVolume(ctx context.Context, name string, r api.WaitVolume) (a
 		}
 		return api.Volume{}, api.Errorf(api.CodeTimeout, "volume %s did not reach level %s in %s, %s are missing%s", v.name, level, timeout, units.Size(d.DirtyBytes).Human(), why)
 	}
-	return api.Volume{}, fmt.Errorf("volume %s: %w", v.name, err)
+	return api.Volume{}, fmt.Errorf("volume %s: %w%s", v.name, err, v.fencedHint())
+}
+
+// fencedHint says where it is said how a volume that is fenced is taken back; it is empty for others.
+func (v *volume) fencedHint() string {
+	if v.status().State != cache.StateFenced {
+		return ""
+	}
+	return fmt.Sprintf("; how to take volume %s back: isergate volume show %s", v.name, v.name)
 }
 
 // Drain implements api.Service.
@@ -521,7 +532,12 @@ func (n *Node) Drain(ctx context.Context) error {
 	if err := n.engine.Drain(ctx); errors.Is(err, cache.ErrKept) {
 		return api.Errorf(api.CodeUnavailable, "everything acknowledged is in the buckets, but the journal still holds it too: %w", err)
 	} else if err != nil {
-		return api.Errorf(api.CodeUnavailable, "not everything is in the buckets: %w", err)
+		text := err.Error()
+		for _, v := range n.all() { // the engine knows no names
+			text = strings.ReplaceAll(text, "volume "+v.id.String()+":", "volume "+v.name+":")
+			text += v.fencedHint()
+		}
+		return api.Errorf(api.CodeUnavailable, "not everything is in the buckets: %s", text)
 	}
 	var asked sync.WaitGroup
 	for url := range n.buckets.all() { // if nothing was dirty, nobody asked them

@@ -26,6 +26,25 @@ func TestStatusTellsAccess(t *testing.T) {
 	}
 }
 
+// What the deletion of a fenced volume loses is named.
+func TestDeletionTellsLoss(t *testing.T) {
+	for _, c := range []struct {
+		v     api.Volume
+		purge bool
+		text  string
+	}{
+		{api.Volume{State: "available"}, false, "Volume v deleted; the bucket keeps it."},
+		{api.Volume{State: "available", DirtyBytes: 4096}, false, "Volume v deleted; the bucket keeps it."}, // they were brought there first
+		{api.Volume{State: "fenced"}, false, "Volume v deleted; the bucket keeps it."},
+		{api.Volume{State: "fenced", DirtyBytes: 4096}, false, "Volume v deleted here; the bucket keeps it as its newer owner has it. 4 KiB that only this node's journal held are lost."},
+		{api.Volume{State: "fenced", DirtyBytes: 4096}, true, "Volume v deleted, its objects too."},
+	} {
+		if text := deleted("v", c.v, c.purge); text != c.text {
+			t.Errorf("%q, want %q", text, c.text)
+		}
+	}
+}
+
 // An inspection that takes long says how far it is.
 func TestInspectionTellsProgress(t *testing.T) {
 	var read gateway.ReadSoFar

@@ -204,20 +204,32 @@ func (c *cli) volumeDelete() *cobra.Command {
 brought to the bucket first, and the bucket keeps the volume: "isergate volume restore" brings it back. Of a volume
 that is fenced, what is not in the bucket ("dirty" in volume show) is lost: the bucket belongs to a newer owner.`,
 		RunE: c.asks(func(ctx context.Context, node *api.Client, args []string) error {
+			v, err := node.Volume(ctx, args[0])
+			if err != nil && api.CodeOf(err) != api.CodeConflict { // with that one the deletion itself says more
+				return err
+			}
 			stop := c.volumeProgress(ctx, node, "delete", args[0])
-			err := node.DeleteVolume(ctx, args[0], api.DeleteVolume{Purge: purge})
+			err = node.DeleteVolume(ctx, args[0], api.DeleteVolume{Purge: purge})
 			stop()
 			if err != nil {
 				return err
 			}
-			if purge {
-				return c.done("Volume %s deleted, its objects too.", args[0])
-			}
-			return c.done("Volume %s deleted; the bucket keeps it.", args[0])
+			return c.done("%s", deleted(args[0], v, purge))
 		}),
 	}
 	cmd.Flags().BoolVar(&purge, "purge", false, "delete its objects in the bucket too")
 	return cmd
+}
+
+// deleted says what became of a volume that was v before.
+func deleted(name string, v api.Volume, purge bool) string {
+	switch {
+	case purge:
+		return fmt.Sprintf("Volume %s deleted, its objects too.", name)
+	case v.State == "fenced" && v.DirtyBytes > 0:
+		return fmt.Sprintf("Volume %s deleted here; the bucket keeps it as its newer owner has it. %s that only this node's journal held are lost.", name, size(v.DirtyBytes))
+	}
+	return fmt.Sprintf("Volume %s deleted; the bucket keeps it.", name)
 }
 
 // volumeProgress prints how far a volume is from the bucket while something waits for it.
