@@ -71,8 +71,8 @@ fuzz:
 ROUNDS ?= 50
 SEEDS ?= 5000
 soak:
-	ISERGATE_CRASH_ROUNDS=$(ROUNDS) go test -count=1 -v -timeout 4h -run 'TestKillWhileWriting|TestDataDirectoryLost|TestStopWhileWriting' ./cmd/isergate
-	ISERGATE_SEEDS=$(SEEDS) go test -count=1 -timeout 4h -run 'TestCrash|TestChaos' ./cache
+	ISERGATE_CRASH_ROUNDS=$(ROUNDS) go test -count=1 -v -timeout 4h -run 'TestKillWhileWriting|TestDataDirectoryLost|TestStopWhileWriting|TestPowerCut' ./cmd/isergate
+	ISERGATE_SEEDS=$(SEEDS) go test -count=1 -timeout 4h -run 'TestCrash|TestChaos|TestCrashOldMaps' ./cache
 	ISERGATE_LONG=1 ISERGATE_FAULT_ROUNDS=$(ROUNDS) go test -count=1 -v -timeout 4h -run 'TestStoreFaults|TestStoreRefusals' ./cmd/isergate
 	ISERGATE_SEEDS=$$(($(SEEDS)/10)) go test -count=1 -v -timeout 4h -run TestS3Faults ./objectstore/volumelog
 

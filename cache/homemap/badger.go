@@ -563,11 +563,11 @@ func (s *Badger) Close() error {
 	return nil
 }
 
-// badgerLog passes Badger's messages on. Its information is debugging to us.
+// badgerLog passes Badger's messages on. Its information is debugging to us, and so are its warnings: statistics of its caches.
 type badgerLog struct{ l *slog.Logger }
 
 func (b badgerLog) Errorf(f string, a ...any)   { b.l.Error("badger: " + text(f, a)) }
-func (b badgerLog) Warningf(f string, a ...any) { b.l.Warn("badger: " + text(f, a)) }
+func (b badgerLog) Warningf(f string, a ...any) { b.l.Debug("badger: " + text(f, a)) }
 func (b badgerLog) Infof(f string, a ...any)    { b.l.Debug("badger: " + text(f, a)) }
 func (b badgerLog) Debugf(string, ...any)       {}
 

@@ -78,6 +78,8 @@ const (
 // CrashOptions shapes a CrashClone. The zero value means random survival.
 type CrashOptions struct {
 	Survive Survival
+	// Whole blocks of 4 KiB survive or not, instead of sectors: what file systems on a device take for granted.
+	Whole bool
 }
 
 // CrashClone returns the image that a power failure at this moment could leave: everything durable, and
@@ -110,7 +112,7 @@ func (m *Mem) CrashClone(rng *rand.Rand, opts CrashOptions) *Mem {
 	c.dirs = maps.Clone(m.dirs)
 	c.capacity = m.capacity
 	for _, name := range slices.Sorted(maps.Keys(names)) { // sorted: rng is used in the same order each time
-		n := names[name].crashClone(rng, keep, odds)
+		n := names[name].crashClone(rng, keep, odds, opts.Whole)
 		c.names[name] = n
 		c.used += n.size
 	}

@@ -105,7 +105,7 @@ func (n *memNode) sync() {
 	n.durableSize = n.size
 }
 
-func (n *memNode) crashClone(rng *rand.Rand, keep func() bool, odds float64) *memNode {
+func (n *memNode) crashClone(rng *rand.Rand, keep func() bool, odds float64, whole bool) *memNode {
 	c := newMemNode()
 	c.size = n.durableSize
 	if n.size != n.durableSize && odds > 0 {
@@ -120,8 +120,9 @@ func (n *memNode) crashClone(rng *rand.Rand, keep func() bool, odds float64) *me
 		p := n.pages[i]
 		q := &memPage{data: p.data}
 		if p.old != nil {
+			all := whole && keep()
 			for s := range sectorsPerPage {
-				if p.dirty&(1<<s) != 0 && (p.lost&(1<<s) != 0 || !keep()) {
+				if p.dirty&(1<<s) != 0 && (p.lost&(1<<s) != 0 || whole && !all || !whole && !keep()) {
 					copy(q.data[s*SectorSize:(s+1)*SectorSize], p.old[s*SectorSize:])
 				}
 			}

@@ -23,6 +23,8 @@ type Options struct {
 	MemoryMiB int // default 1024
 	// Forward lists ports of the guest that are to be reached from this machine.
 	Forward []int
+	// Disk is a second disk, /dev/vdb in the guest, as qemu names one: a file or the URI of a server. Flushes reach it.
+	Disk string
 	// Terminal gives the guest's console /dev/hvc0 this process's standard input and output.
 	Terminal bool
 }
@@ -131,6 +133,9 @@ func (g *Guest) start(o Options, from string) error {
 		"-netdev", user, "-device", "virtio-net-pci,netdev=net,romfile=",
 		"-device", "virtio-rng-pci", "-device", "virtio-serial-pci",
 		"-chardev", "socket,id=lab,path=" + listener.Addr().String(), "-device", "virtserialport,chardev=lab,name=lab",
+	}
+	if o.Disk != "" {
+		args = append(args, "-drive", "file="+o.Disk+",format=raw,if=virtio,cache=writeback")
 	}
 	if o.Terminal {
 		args = append(args, "-chardev", "stdio,id=tty,signal=off", "-device", "virtconsole,chardev=tty")
