@@ -257,7 +257,7 @@ func (e *Engine) Drain(ctx context.Context) error {
 	}
 	for _, v := range e.all() {
 		if err := v.Wait(ctx, Object); err != nil {
-			errs = append(errs, fmt.Errorf("volume %s: %w", v.id, err))
+			errs = append(errs, fmt.Errorf("volume %s: %w", v.Status().Config.Name, err))
 		}
 	}
 	if errs != nil {

@@ -258,10 +258,12 @@ func TestFencedVolume(t *testing.T) {
 	if err != nil || d.State != "fenced" || d.DirtyBytes == 0 {
 		t.Fatalf("%+v, %v", d, err)
 	}
-	events := func(kind string) string {
-		for _, e := range n.events.latest(20) {
-			if e.Type == kind {
-				return e.Text
+	events := func(kind string) string { // the event comes behind what it tells of
+		for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+			for _, e := range n.events.latest(20) {
+				if e.Type == kind {
+					return e.Text
+				}
 			}
 		}
 		return ""

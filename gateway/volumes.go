@@ -532,12 +532,11 @@ func (n *Node) Drain(ctx context.Context) error {
 	if err := n.engine.Drain(ctx); errors.Is(err, cache.ErrKept) {
 		return api.Errorf(api.CodeUnavailable, "everything acknowledged is in the buckets, but the journal still holds it too: %w", err)
 	} else if err != nil {
-		text := err.Error()
-		for _, v := range n.all() { // the engine knows no names
-			text = strings.ReplaceAll(text, "volume "+v.id.String()+":", "volume "+v.name+":")
-			text += v.fencedHint()
+		hints := ""
+		for _, v := range n.all() {
+			hints += v.fencedHint()
 		}
-		return api.Errorf(api.CodeUnavailable, "not everything is in the buckets: %s", text)
+		return api.Errorf(api.CodeUnavailable, "not everything is in the buckets: %w%s", err, hints)
 	}
 	var asked sync.WaitGroup
 	for url := range n.buckets.all() { // if nothing was dirty, nobody asked them

@@ -121,7 +121,7 @@ func TestPowerCut(t *testing.T) {
 		for _, v := range volumes {
 			seed := rng.Uint64()
 			go func() {
-				res, err := oracle.Run(ctx, m.open(v.target), oracle.Options{
+				_, err := oracle.Run(ctx, m.open(v.target), oracle.Options{
 					History: v.history, Workers: 8, Seed: seed, MaxBlocks: 16,
 					ZeroShare: 30, UnmapShare: 50, SameShare: 30, FlushShare: 30, ReadShare: 100, FUAShare: 50,
 					OnAck: func(uint64) {
@@ -130,7 +130,6 @@ func TestPowerCut(t *testing.T) {
 						}
 					},
 				})
-				_ = res
 				if violation := (*oracle.Violation)(nil); errors.As(err, &violation) {
 					ended <- err
 					return
