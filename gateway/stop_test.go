@@ -27,6 +27,9 @@ func (c *deafConn) Read(b []byte) (int, error) {
 	for c.deaf && !c.closed {
 		c.cond.Wait()
 	}
+	if c.deaf {
+		return 0, net.ErrClosed // what came is not read at the end either
+	}
 	return n, err
 }
 
